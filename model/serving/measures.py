@@ -18,9 +18,11 @@ from model.serving.loads import TracedLoad
 from model.serving.recorder import Recorder
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
-TIMES = ("ttft", "tpot", "e2e")
+TIMES = ("ttft", "tpot", "itl", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99")
+PERCENTILES = (50, 90, 99)
 MOST_TRUNCATED = 0.5
 """Largest share of the requests that is left out at the beginning."""
 TAIL = 0.1
@@ -66,7 +68,9 @@ def truncation(series: Floats, batch: int = 5) -> int:
 def measured(recorder: Recorder) -> dict[str, float]:
     """Figures of one run by name; times in milliseconds.
 
-    `ttft_ms` is from arrival to the first token, `tpot_ms` per token after it, `e2e_ms` from arrival to the end.
+    `ttft_ms` is from arrival to the first token, `tpot_ms` per token after it, `e2e_ms` from arrival to the end. `itl_ms` is the
+    time between one output of a request and the next, with all tokens of a step as one output, as serving benchmarks count it;
+    it is over the steps of the measured window, and its values are right to 0.1 %.
     """
     load, chosen = recorder.load, window(recorder)
     numbers = range(chosen.first, chosen.last)
@@ -77,10 +81,12 @@ def measured(recorder: Recorder) -> dict[str, float]:
     times = {
         "ttft": first - arrival, "tpot": (end - first)[several] / (outputs[several] - 1), "e2e": end - arrival,
     }  # fmt: skip
-    found = {f"{statistic}_{name}_ms": value for name in TIMES for statistic, value in _statistics(times[name])}
     start, stop = (0.0, recorder.now) if chosen.first == 0 and isinstance(load, TracedLoad) else (arrival[0], arrival[-1])
     if stop <= start:  # all at once: a concurrency of at least the number of requests
         start, stop = 0.0, recorder.now
+    found = {f"{statistic}_{name}_ms": value for name in times for statistic, value in _statistics(times[name])}
+    gaps, counts = recorder.series.gaps_between(start, stop)
+    found |= {f"{statistic}_itl_ms": value for statistic, value in _statistics(gaps, counts)}
     tokens_per_s = recorder.series.emitted_between(start, stop) / (stop - start)
     totals = recorder.totals
     span = recorder.now or math.inf
@@ -95,13 +101,16 @@ def measured(recorder: Recorder) -> dict[str, float]:
     }
 
 
-def _statistics(values: Floats) -> list[tuple[str, float]]:
-    """Mean and percentiles of times in seconds [ms]."""
+def _statistics(values: Floats, counts: Integers | None = None) -> list[tuple[str, float]]:
+    """Mean and percentiles of times in seconds, each of which counts once or `counts` times [ms]."""
     if not values.size:
         return [(name, math.nan) for name in STATISTICS]
-    return [("mean", 1e3 * float(values.mean())), *[
-        (name, 1e3 * float(value)) for name, value in zip(STATISTICS[1:], np.percentile(values, [50, 90, 99]), strict=True)
-    ]]  # fmt: skip
+    if counts is None:
+        mean, percentiles = values.mean(), np.percentile(values, PERCENTILES)
+    else:
+        mean, upto = np.average(values, weights=counts), np.cumsum(counts)
+        percentiles = values[np.searchsorted(upto, np.array(PERCENTILES) / 100 * upto[-1])]
+    return [*zip(STATISTICS, (1e3 * np.array([mean, *percentiles])).tolist(), strict=True)]
 
 
 def stable(recorder: Recorder) -> bool:

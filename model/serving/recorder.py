@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +13,12 @@ from model.serving.loads import Load
 from model.serving.server import StepRecord
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 SLICES = 512
 """Largest number of slices of a time series; when they are full, two become one."""
+BIN = math.log(1.002)
+"""Width of the bins of the gaps between outputs, in the logarithm: their quantiles are right to 0.1 %."""
 
 
 @dataclass
@@ -33,6 +37,10 @@ class StepTotals:
     """Running sequences times seconds."""
     block_time: float = 0.0
     preemptions: int = 0
+    gaps: int = 0
+    """Outputs after the first of a request; an output is what a step adds to a sequence."""
+    gap_time: float = 0.0
+    """Seconds from each of them back to the one before."""
 
 
 class Recorder:
@@ -45,6 +53,8 @@ class Recorder:
     def __init__(self, load: Load) -> None:
         self.load = load
         self.arrival, self.admitted, self.first, self.end = (np.full(load.count, np.nan) for _ in range(4))
+        self._last = np.full(load.count, np.nan)
+        """Time of each request's last output [s]."""
         self.totals, self.series = StepTotals(), TimeSeries()
         self.now = 0.0
         self.finished = 0
@@ -59,8 +69,8 @@ class Recorder:
             if np.isnan(self.admitted[number]):  # not after a preemption
                 self.admitted[number] = now
 
-    def step(self, record: StepRecord, first: list[int], finished: list[int], now: float) -> None:
-        """A step ends."""
+    def step(self, record: StepRecord, first: list[int], continued: Integers, finished: list[int], now: float) -> None:
+        """A step ends, with the first output of some requests and a further one of others."""
         totals, seconds = self.totals, record.seconds
         totals.steps += 1
         totals.busy += seconds
@@ -70,11 +80,16 @@ class Recorder:
         totals.prompt_tokens += record.prompt_tokens
         totals.running_time += record.running * seconds
         totals.block_time += record.blocks * seconds
+        before = self._last[continued].tolist()
+        self._last[continued] = now
         for number in first:
-            self.first[number] = now
+            self.first[number] = self._last[number] = now
         for number in finished:
             self.end[number] = now
         self.finished += len(finished)
+        if before:
+            totals.gaps += len(before)
+            totals.gap_time += self.series.add_gaps(before, now)
         self.series.add(record, now)
         self.now = now
 
@@ -86,19 +101,21 @@ class TimeSeries:
     rows: list[list[float]] = field(default_factory=list)
     span: int = 1
     """Steps of a slice."""
+    gaps: list[dict[int, int]] = field(default_factory=lambda: [{}])
+    """For each slice, and the open one, the number of gaps between outputs of a request in each bin of their logarithm."""
     _open: list[float] = field(default_factory=lambda: [0.0] * 8)
 
     def add(self, record: StepRecord, now: float) -> None:
         """Add a step that ends at `now`."""
-        seconds = record.seconds
-        each = self._open
-        for index, value in enumerate((
-            1, seconds, record.running * seconds, record.waiting * seconds, record.drafted, record.sequences,
-            record.blocks * seconds, record.emitted,
-        )):  # fmt: skip
-            each[index] += value
-        if each[0] >= self.span:
-            self.rows.append([now, *each[1:]])
+        seconds, sequences, running, waiting, drafted, emitted, _, blocks = record
+        steps, spent, busy, queued, proposed, decoded, held, generated = self._open
+        self._open = [
+            steps + 1, spent + seconds, busy + running * seconds, queued + waiting * seconds, proposed + drafted,
+            decoded + sequences, held + blocks * seconds, generated + emitted,
+        ]  # fmt: skip
+        if steps + 1 >= self.span:
+            self.rows.append([now, *self._open[1:]])
+            self.gaps.append({})
             self._open = [0.0] * 8
             if len(self.rows) >= 2 * SLICES:
                 self._merge()
@@ -106,7 +123,30 @@ class TimeSeries:
     def _merge(self) -> None:
         pairs = zip(self.rows[::2], self.rows[1::2], strict=True)
         self.rows = [[later[0], *[one + other for one, other in zip(first[1:], later[1:], strict=True)]] for first, later in pairs]
+        *gaps, still = self.gaps
+        self.gaps = [*(_summed(first, later) for first, later in zip(gaps[::2], gaps[1::2], strict=True)), still]
         self.span *= 2
+
+    def add_gaps(self, before: list[float], now: float) -> float:
+        """Add the gaps from the times of outputs `before` to those of a step that ends `now`; return their sum [s]."""
+        held, total = self.gaps[-1], 0.0
+        alike = before.count(before[0]) == len(before)  # the usual case: all sequences were in the last step
+        for last, count in ((before[0], len(before)),) if alike else Counter(before).items():
+            number = math.floor(math.log(now - last) / BIN)
+            held[number] = held.get(number, 0) + count
+            total += count * (now - last)
+        return total
+
+    def gaps_between(self, start: float, stop: float) -> tuple[Floats, Integers]:
+        """Gaps between outputs in the slices that end after `start` and not after `stop`: centres of bins [s], and their counts."""
+        held: dict[int, int] = {}
+        last = self.rows[-1][0] if self.rows else 0.0
+        ends = [*(row[0] for row in self.rows), max(stop, last)]
+        for now, counts in zip(ends, self.gaps, strict=True):
+            if start < now <= stop:
+                held = _summed(held, counts)
+        bins = sorted(held)
+        return np.exp((np.array(bins, dtype=float) + 0.5) * BIN), np.array([held[each] for each in bins], dtype=np.int64)
 
     def emitted_between(self, start: float, stop: float) -> float:
         """Tokens generated between two times, interpolated within slices."""
@@ -124,3 +164,10 @@ class TimeSeries:
             for name, value in zip(found, values, strict=True):
                 found[name].append(value)
         return found
+
+
+def _summed(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+    found = dict(one)
+    for number, count in other.items():
+        found[number] = found.get(number, 0) + count
+    return found

@@ -114,6 +114,8 @@ class Server:
         self._seconds, self._tokens = 0.0, 0
         self.first: list[int] = []
         """Requests whose first token the step that ended has given."""
+        self.continued: Integers = self._drafted
+        """Requests to which the step that ended has added tokens, after their first."""
         self.admitted: list[int] = []
         """Requests that the step that has begun admitted."""
 
@@ -188,11 +190,16 @@ class Server:
         # What was accepted but is not wanted any more is not seen.
         self.policy.learn(each.rows, self._drafted, emitted - 1)
         ended = [chunk.column for chunk in plan.chunks if chunk.last]
-        self.first = each.requests[each.done == 0].tolist() if self._one_token else []
+        self.first, self.continued = [], each.requests.copy()  # a view, of which finished requests are removed below
+        if self._one_token:
+            new = each.done == 0
+            self.first, self.continued = each.requests[new].tolist(), each.requests[~new]
         if ended:
-            new = self._sequences(np.array(ended))
-            decodings.first_tokens(new)
-            self.first += new.requests[new.done == 0].tolist()
+            read = self._sequences(np.array(ended))
+            decodings.first_tokens(read)
+            self.first += read.requests[read.done == 0].tolist()
+            if read.done.any():  # prompts read again, after a preemption
+                self.continued = np.concatenate([self.continued, read.requests[read.done > 0]])
         record = StepRecord(
             self._seconds, decoding.size, scheduler.running, len(scheduler.waiting), self._tokens - decoding.size,
             int(emitted.sum()) + len(ended), sum(chunk.tokens for chunk in plan.chunks), scheduler.held,

@@ -29,7 +29,7 @@ from sim.scenarios.grid import parse_axis
 from sim.serving import study
 from sim.serving.study import ServingInputs
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 """Increased when the same scenario would give other numbers or columns: kept runs of another version are not resumed."""
 MOST_POINTS = 1000
 """Most combinations of the axes."""

@@ -50,6 +50,8 @@ def test_rows_have_the_figures_of_each_load_and_policy() -> None:
         for time in measures.TIMES:
             assert row[f"p50_{time}_ms"] <= row[f"p90_{time}_ms"] <= row[f"p99_{time}_ms"]
         assert row["mean_e2e_ms"] == pytest.approx(row["mean_ttft_ms"] + 15 * row["mean_tpot_ms"])
+        # A token takes a gap, or a share of one that it came in with others.
+        assert row["mean_tpot_ms"] <= 1.002 * row["mean_itl_ms"]
         assert row["stable"] in (True, False)
         assert 0 < row["mean_running"] <= 20
         assert 0 <= row["kv_utilization"] <= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,9 @@ def equal(one: Recorder, other: Recorder) -> None:
     for name in ("arrival", "admitted", "first", "end"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
     assert one.totals == other.totals
+    # Steps of replicas that end together may be recorded in either order.
+    gaps = [each.series.gaps_between(0.0, each.now) for each in (one, other)]
+    assert np.array_equal(gaps[0], gaps[1])
 
 
 # --- Two clocks and two kinds of decodings ---
@@ -265,6 +269,50 @@ def test_a_busy_server_never_waits(rows: list[tuple[int, int, int]], limits: Ser
         idle += (time - last) * (inside == 0)
         inside, last = inside + change, time
     assert found.totals.busy == pytest.approx(found.now - idle)
+
+
+class _Outputs(Recorder):
+    """Keeps the time of each output of each request."""
+
+    def __init__(self, load: Any) -> None:
+        super().__init__(load)
+        self.outputs: dict[int, list[float]] = {number: [] for number in range(load.count)}
+
+    def step(self, record: Any, first: list[int], continued: Any, finished: list[int], now: float) -> None:
+        for number in [*first, *continued.tolist()]:
+            self.outputs[number].append(now)
+        super().step(record, first, continued, finished, now)
+
+
+@given(rows=requests | crowds, limits=limits | tight, clients=st.none() | st.integers(1, 5), replicas=st.integers(1, 2))
+@settings(max_examples=examples(80, 400), deadline=None)
+def test_gaps_between_outputs_fill_the_time_from_the_first_to_the_last(
+    rows: list[tuple[int, int, int]], limits: ServerSettings, clients: int | None, replicas: int
+) -> None:
+    load = load_of(rows, clients)
+    outcomes, own = drawn(Iid(0.6), load, LONGEST), _Outputs(load)
+    fast_server.serve(load, [server(load, Static(LONGEST), PRICES, outcomes, limits) for _ in range(replicas)], own)
+    for number, times in own.outputs.items():
+        assert (times[0], times[-1]) == (own.first[number], own.end[number])
+        assert all(earlier < later for earlier, later in pairwise(times))
+        assert len(times) <= rows[number][2]  # at least a token each
+    gaps = np.array([gap for times in own.outputs.values() for gap in np.diff(times)])
+    assert own.totals.gaps == gaps.size
+    assert own.totals.gap_time == pytest.approx((own.end - own.first).sum(), abs=1e-9)
+    centres, counts = own.series.gaps_between(0.0, own.now)
+    # Bins are .2 % wide: in order, each gap is within .1 % of the centre of its own.
+    assert np.repeat(centres, counts) == pytest.approx(np.sort(gaps), rel=0.001001)
+
+
+def test_a_preemption_is_a_gap() -> None:
+    """The sequence that is preempted has its next output only after its tokens have been read again."""
+    load = trace([0.0, 0.0], [4, 4], [6, 6])
+    own = _Outputs(load)
+    limits = ServerSettings(2, 32, block_size=1, num_blocks=14)
+    one = server(load, Static(0), Linear(), drawn(Iid(0.6), load, 0), limits, "autoregressive")
+    fast_server.serve(load, [one], own)
+    assert one.scheduler.preemptions
+    assert max(np.diff(own.outputs[1])) > 2 * max(np.diff(own.outputs[0]))
 
 
 def test_requests_that_could_never_be_served_are_refused() -> None:
