@@ -6,7 +6,7 @@ Nothing here simulates or keeps state: a figure is a function of its rows, and t
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,6 +279,60 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
     }
     target = _folder(folder)
     return [path for name, figure in drawn.items() for path in save(figure, target / name)]
+
+
+def of_served(content: Mapping[str, Any], base: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw a document of `sim serve` to `base`_NAME.svg and .png: throughput against time per token, where drafts pay, and the
+    server over time.
+    """
+    base = Path(base)
+    drawn = [(base.with_name(f"{base.name}_{name}"), figure) for name, figure in served_figures(content)]
+    return [path for target, figure in drawn for path in save(figure, target, formats)]
+
+
+MOST_SERVED = 12
+"""Combinations of axes of a run of a server that are drawn."""
+SERVED = "serving.json"
+"""File with the results of a run of a server."""
+
+
+def of_served_run(folder: str | Path) -> list[Path]:
+    """Draw the results of a run of a server into its subfolder `figures`, those of each of its first combinations of axes."""
+    stored = Path(folder) / SERVED
+    try:
+        points = bounded_files.json_of(bounded_files.read_bytes(stored))["points"]
+        target = _folder(stored.parent / "figures")
+        return [
+            path for index, each in enumerate(points[:MOST_SERVED])
+            for path in of_served(each, target / ("server" if len(points) == 1 else f"point_{index}"))
+        ]
+    except (OSError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, checks.ParameterError):
+            raise
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        raise checks.ParameterError(f"{stored} is not what a run of a server has written ({why}); run it again") from None
+
+
+def served_figures(content: Mapping[str, Any]) -> Drawn:
+    """Figures of a document of `sim serve`, by name; the time series of the highest load that some policy keeps up with."""
+    from figures.of_load import server_over_time, switch_off_map, throughput_frontier
+
+    several = content["tensor_parallel"] > 1
+    devices = (f"{content['tensor_parallel']} x " if several else "") + (content["gpu"] or "GPU")
+    title = f"{content['model'] or 'the model of the step law'} on {devices}"
+    title += f", {content['replicas']} replicas" if content["replicas"] > 1 else ""
+    curves = throughput_frontier.curves_of(content["table"])
+    if 1 <= len(curves) <= throughput_frontier.MOST_CURVES:
+        yield "frontier", throughput_frontier.draw(curves, title=title)
+    if cells := switch_off_map.cells_of(content["by_context"][: switch_off_map.MOST_CELLS]):
+        yield "switch_off", switch_off_map.draw(cells, title=title)
+    loads = [(row["rate"], row["concurrency"]) for row in content["table"] if row["stable"]]
+    if loads := loads or [(row["rate"], row["concurrency"]) for row in content["series"]]:
+        rate, concurrency = max(loads, key=lambda load: max(load[0] or 0, load[1] or 0))
+        series = server_over_time.series_of(content["series"], rate, concurrency)
+        if 1 <= len(series) <= throughput_frontier.MOST_CURVES:
+            load = f"{concurrency} clients" if rate is None else f"{rate:.4g} requests/s"
+            yield "over_time", server_over_time.draw(series, title=f"{title}, {load}")
 
 
 def of_log(log: PositionLog, folder: str | Path, candidates: Sequence[int], draft_lengths: Sequence[int]) -> list[Path]:

@@ -79,7 +79,7 @@ def serve(
         now, _, index = heappop(steps)
         server = servers[index]
         record, finished = server.end()
-        recorder.step(record, server.first, server.continued, finished, now)
+        recorder.step(record, server.first, server.continued, finished, now, index)
         if load.concurrency is not None:
             for _ in finished:
                 if sent < load.count:

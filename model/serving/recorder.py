@@ -69,8 +69,10 @@ class Recorder:
             if np.isnan(self.admitted[number]):  # not after a preemption
                 self.admitted[number] = now
 
-    def step(self, record: StepRecord, first: list[int], continued: Integers, finished: list[int], now: float) -> None:
-        """A step ends, with the first output of some requests and a further one of others."""
+    def step(
+        self, record: StepRecord, first: list[int], continued: Integers, finished: list[int], now: float, replica: int = 0
+    ) -> None:
+        """A step of a replica ends, with the first output of some requests and a further one of others."""
         totals, seconds = self.totals, record.seconds
         totals.steps += 1
         totals.busy += seconds
@@ -121,8 +123,7 @@ class TimeSeries:
                 self._merge()
 
     def _merge(self) -> None:
-        pairs = zip(self.rows[::2], self.rows[1::2], strict=True)
-        self.rows = [[later[0], *[one + other for one, other in zip(first[1:], later[1:], strict=True)]] for first, later in pairs]
+        self.rows = _halved(self.rows)
         *gaps, still = self.gaps
         self.gaps = [*(_summed(first, later) for first, later in zip(gaps[::2], gaps[1::2], strict=True)), still]
         self.span *= 2
@@ -148,6 +149,13 @@ class TimeSeries:
         bins = sorted(held)
         return np.exp((np.array(bins, dtype=float) + 0.5) * BIN), np.array([held[each] for each in bins], dtype=np.int64)
 
+    def thinned(self, most: int) -> TimeSeries:
+        """The series in at most `most` slices, without gaps between outputs."""
+        rows = self.rows
+        while len(rows) > most:
+            rows = _halved(rows)
+        return TimeSeries(rows)
+
     def emitted_between(self, start: float, stop: float) -> float:
         """Tokens generated between two times, interpolated within slices."""
         rows = self.rows if not self._open[0] else [*self.rows, [math.inf, *self._open[1:]]]
@@ -164,6 +172,12 @@ class TimeSeries:
             for name, value in zip(found, values, strict=True):
                 found[name].append(value)
         return found
+
+
+def _halved(rows: list[list[float]]) -> list[list[float]]:
+    """Rows joined in pairs, of which the first column is an end and the others are sums; an odd last one stays."""
+    pairs = [rows[index : index + 2] for index in range(0, len(rows), 2)]
+    return [[pair[-1][0], *map(sum, zip(*(row[1:] for row in pair), strict=True))] for pair in pairs]
 
 
 def _summed(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:

@@ -13,7 +13,7 @@ import typer
 from model.base import strict_json
 
 QUIET_S = 2.0
-"""Seconds after which lines on the standard error say what is running."""
+"""Seconds between lines on the standard error that say what is running."""
 
 
 def serve(
@@ -57,9 +57,11 @@ def serve(
     burstiness: Annotated[float, typer.Option(help="Coefficient of variation of the gaps between arrivals; 1: Poisson.")] = 1.0,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, dspark or oracle; may be repeated."),
+        typer.Option(help="off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle; may be repeated."),
     ] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests of a run. Default: 200, or 8 per client; all of a trace.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests of a run. Default: 200 or more, 8 for each that runs; all of a trace.")
+    ] = None,
     replications: Annotated[int, typer.Option(help="Further runs with other requests and drawn inputs, for the intervals.")] = 4,
     replicas: Annotated[int, typer.Option(help="Servers.")] = 1,
     router: Annotated[str, typer.Option(help="How requests are sent to them: least-loaded or round-robin.")] = "least-loaded",
@@ -83,6 +85,13 @@ def serve(
     settings: Annotated[
         str | None, typer.Option(help="Print the lines that set this engine to the best schedule: vllm, sglang or tensorrt-llm.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="NAME", help="Write NAME.json, for `sim report`, and figures NAME_*.svg."),
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write the steps at the first load to FILE.json or .json.gz, for ui.perfetto.dev.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Simulate a server under load: throughput, times of requests, and which policy of draft length suits it.
@@ -94,6 +103,8 @@ def serve(
 
     sim serve --engine-law sglang-qwen3-235b-a22b --concurrency 1,8,64 --policy off --policy static:3 --policy goodput --json
 
+    sim serve --engine-law sglang-qwen3-235b-a22b --rate 2,4,8,12 --policy off --policy static:3 --policy schedule -o load
+
     sim serve --engine-law vllm-llama-3.1-8b-eagle3-h100 --trace AzureLLMInferenceTrace_conv.csv --policy off --policy sglang
     """
     from model.base import checks
@@ -101,12 +112,15 @@ def serve(
     from sim.advice import engine_settings
     from sim.advice.option_values import milliseconds, numbers, single
     from sim.advice.situation import Inputs
+    from sim.runs import trace as trace_files
     from sim.runs.environment import versions
     from sim.serving import study, study_text
 
     if settings is not None:
         checks.one_of("settings", settings, engine_settings.NAMES)
-    start = time.monotonic()
+    if perfetto is not None:
+        trace_files.check_name(perfetto)
+    progress = _Progress()
     said = Inputs(
         model=model, gpu=gpu, tensor_parallel=tensor_parallel, draft=draft, engine=engine, engine_law=engine_law,
         log=tuple(log or ()), log_draft_length=single(numbers("log_draft_length", log_draft_length, int)), acceptance=acceptance,
@@ -123,14 +137,27 @@ def serve(
         max_num_batched_tokens, block_size, num_blocks, chunked_prefill, milliseconds("slo_ttft", slo_ttft),
         milliseconds("slo_tpot", slo_tpot),
     )  # fmt: skip
-    found = study.serve(inputs, progress=lambda what: _progress(start, what))
+    found = study.serve(inputs, progress, by_context=out is not None)
+    document: dict[str, Any] = found.document() | {"command": ["sim", "serve", *sys.argv[2:]], "versions": versions()}
+    written = [] if out is None else _write(document, out)
+    if perfetto is not None:
+        written.append(trace_files.write_trace(perfetto, study.plan(inputs).traced))
     if as_json:
-        document: dict[str, Any] = found.document() | {"command": ["sim", "serve", *sys.argv[2:]], "versions": versions()}
         print(strict_json.dumps(document, indent=2))
     elif settings is not None:
         print("\n".join(found.lines(settings)))
     else:
         print(study_text.text(found), end="")
+        print("".join(f"{path}\n" for path in written), end="")
+
+
+def _write(document: dict[str, Any], out: Path) -> list[Path]:
+    import figures
+    from model.base import whole_files
+
+    base = out.with_suffix("") if out.suffix in (".json", ".svg") else out
+    path = whole_files.write_text(base.with_name(f"{base.name}.json"), strict_json.dumps(document, indent=2) + "\n")
+    return [path, *figures.of_served(document, base, ("svg",))]
 
 
 def run_scenario(
@@ -138,15 +165,9 @@ def run_scenario(
     draw: bool, progress: Callable[[int, int], None] | None,
 ) -> None:  # fmt: skip
     """`sim run` of a scenario with [load]: write its tables, and print a study for each combination of its axes."""
-    from model.base.table_records import parse_value
-    from sim.runs.sweep import pairs
-    from sim.scenarios.grid import parse_axis
     from sim.serving import load_scenario, serving_run, study, study_text
 
-    tables = load_scenario.resolve(
-        source, set=[*pairs(overrides["set"], parse_value, "--set")], sweep=[*pairs(overrides["sweep"], parse_axis, "--sweep")],
-        replications=overrides["replications"], seed=overrides["seed"],
-    )  # fmt: skip
+    tables = _tables(source, overrides)
     if dry_run:
         runs = [len(study.plan(inputs).runs) for _, inputs in load_scenario.points(tables)]
         facts = {"points": len(runs), "runs": sum(runs)}
@@ -154,7 +175,12 @@ def run_scenario(
         if not as_json:
             print("nothing was run, nothing was written")
         return
-    made = serving_run.run(tables, out=out, jobs=jobs, resume=resume, progress=progress)
+    made = serving_run.run(tables, out=out, jobs=jobs, resume=resume, progress=progress, by_context=draw)
+    drawn = []
+    if draw:
+        import figures
+
+        drawn = figures.of_served_run(made.out)
     if as_json:
         print(strict_json.dumps(made.document(), indent=2))
         return
@@ -164,8 +190,46 @@ def run_scenario(
         print(study_text.text(each))
     kept = f"; {made.resumed} of {made.resumed + made.computed} runs were kept from before" if made.resumed else ""
     print(f"results: {made.out / 'results.parquet'}, .csv{kept}")
+    if drawn:
+        print(f"figures: {len(drawn)} in {made.out / 'figures'}; `sim report {made.out}` makes one file of all")
 
 
-def _progress(start: float, what: str) -> None:
-    if time.monotonic() - start > QUIET_S:
-        print(f"{what} ...", file=sys.stderr)
+def trace_scenario(source: Any, overrides: Mapping[str, Any], out: Path, point: int) -> Path:
+    """`sim trace` of a scenario with [load]: the policies at the first load of one combination of its axes."""
+    from model.base import checks
+    from model.base.checks import ParameterError
+    from sim.runs import trace as trace_files
+    from sim.serving import load_scenario, study
+
+    if out.suffix in (".png", ".svg"):
+        raise ParameterError(
+            f"the trace of a server is written to a file that ends in .json or .json.gz, got {out.name!r}; `sim run` draws pictures"
+        )
+    points = load_scenario.points(_tables(source, overrides))
+    checks.whole("point", point, 0, len(points) - 1)
+    return trace_files.write_trace(out, study.plan(points[point][1]).traced)
+
+
+def _tables(source: Any, overrides: Mapping[str, Any]) -> Any:
+    from model.base.table_records import parse_value
+    from sim.runs.sweep import pairs
+    from sim.scenarios.grid import parse_axis
+    from sim.serving import load_scenario
+
+    return load_scenario.resolve(
+        source, set=[*pairs(overrides["set"], parse_value, "--set")], sweep=[*pairs(overrides["sweep"], parse_axis, "--sweep")],
+        replications=overrides["replications"], seed=overrides["seed"],
+    )  # fmt: skip
+
+
+class _Progress:
+    """Says on the standard error what is done, at most a line in each `QUIET_S`."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        now = time.monotonic()
+        if now - self.last > QUIET_S:
+            self.last = now
+            print(f"{what} ...", file=sys.stderr)

@@ -277,7 +277,8 @@ def plot(
     if directory is not None and out is not None:
         raise _mistake(f"--out is used with --profile alone, got {out}; a run's figures are drawn into its directory")
     if directory is not None:
-        paths = figures.of_run(directory)
+        served = (directory / figures.SERVED).is_file()
+        paths = figures.of_served_run(directory) if served else figures.of_run(directory)
     else:
         paths = figures.of_profiles(profiles or [], out or Path("runs", "profiles"))
     print(strict_json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
@@ -300,7 +301,8 @@ def trace(
 ) -> None:
     """Record the timeline of one simulated decoding.
 
-    It has the passes on each unit, transfers, and the tokens generated.
+    It has the passes on each unit, transfers, and the tokens generated. Of a scenario with [load] it has the steps of the server
+    and the requests, at the first load of a point.
 
     sim trace -o timeline.json.gz
 
@@ -308,7 +310,12 @@ def trace(
     """
     from figures.common import point_names
     from sim.runs import trace as traces
+    from sim.serving import load_scenario
 
+    if load_scenario.holds_load(scenario):
+        _refuse_of_servers([name for name, value in {"--tokens": tokens, "--replication": replication}.items() if value])
+        print(serve_command.trace_scenario(scenario, _overrides(set_, sweep, None, None, seed), out, point))
+        return
     picture = out.suffix in (".png", ".svg")
     wanted = tokens if tokens is not None or not picture else _SHOWN
     overrides = _overrides(set_, sweep, None, None, seed)

@@ -42,11 +42,13 @@ BUILDERS: dict[str, str] = {
     "comparison": "sim.commands.sim_report:comparison_document",
     "advice": "sim.commands.sim_report:advice_document",
     "audit": "sim.reporting.audit_document:of_audit",
+    "serving": "sim.commands.sim_report:serving_document",
+    "serving-run": "sim.commands.sim_report:serving_run_document",
     "explanation": "sim.reporting.explanation_document:of_explanation",
 }
 """Builder of each kind of document, as MODULE:FUNCTION, which is imported when it is used."""
-FOLDERS: dict[str, str] = {"metadata.json": "run", "comparison.json": "comparison"}
-"""Files by which a directory of results is known, and the kind of each."""
+FOLDERS: dict[str, str] = {"serving.json": "serving-run", "metadata.json": "run", "comparison.json": "comparison"}
+"""Files by which a directory of results is known, the first before others, and the kind of each."""
 FORMATS = {"html": (".html", ".htm"), "md": (".md", ".markdown")}
 """Formats, and the endings of their files; the first is the default."""
 
@@ -142,6 +144,8 @@ def document(source: str | Path) -> ReportDocument:
     if not isinstance(kind, str):
         raise ParameterError(f"{path} must be a JSON document with a key kind ({', '.join(BUILDERS)}); name another file")
     checks.one_of(f"kind of {path.name}", kind, BUILDERS)
+    if content.get("complete") is False:
+        raise ParameterError(f"the run in {path.parent} is not finished; resume it with the same `sim run` command and --resume")
     module, _, function = BUILDERS[kind].partition(":")
     build: Builder = getattr(importlib.import_module(module), function)
     return build(content, path)
@@ -237,3 +241,29 @@ def _drawn_advice(content: Mapping[str, Any], path: Path) -> SvgFigure:
         rows, off = content["table"], content["switch_off_batch"]
         figure = advised_drafts.of_table(rows, title=advices.subject_of(content), switch_off=off)
         return embedded_svg.of_text(figures.svg(figure), path.stem)
+
+
+def serving_document(content: Mapping[str, Any], path: Path) -> ReportDocument:
+    """Report of a study of a server, with figures drawn from its document."""
+    from sim.reporting import serving_document as servers
+
+    servers.of_study(content, path)  # refused before figures are drawn
+    return servers.of_study(content, path, _drawn_servers(content, path))
+
+
+def serving_run_document(content: Mapping[str, Any], path: Path) -> ReportDocument:
+    """Report of a run of a server, with figures drawn from its results."""
+    from sim.reporting import serving_document as servers
+
+    servers.of_run(content, path)
+    drawn = [_drawn_servers(each, path) for each in content["points"][: servers.MOST_POINTS]]
+    return servers.of_run(content, path, drawn)
+
+
+def _drawn_servers(content: Mapping[str, Any], path: Path) -> list[SvgFigure]:
+    import figures
+    from sim.reporting import embedded_svg
+    from sim.reporting.report_document import written_by
+
+    with written_by("sim serve", "a study of a server", path):
+        return [embedded_svg.of_text(figures.svg(figure), name) for name, figure in figures.served_figures(content)]

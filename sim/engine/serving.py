@@ -80,7 +80,7 @@ class _Service:
             self.recorder.began(server.admitted, env.now)
             yield env.timeout(seconds)
             record, finished = server.end()
-            self.recorder.step(record, server.first, server.continued, finished, env.now)
+            self.recorder.step(record, server.first, server.continued, finished, env.now, index)
             if load.concurrency is not None:
                 self.send(min(self.sent + len(finished), load.count))
                 self.wake()

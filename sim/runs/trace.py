@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,19 +122,28 @@ def chrome_trace(
 
 def write(path: str | Path, run: Run, name: str, time_unit: str = "layer-times") -> Path:
     """Write the trace of a run simulated with `record` to .json or .json.gz; the file is written completely or not at all."""
-    target = Path(path)
-    if not target.name.endswith((".json", ".json.gz")):
-        raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {target.name!r}")
     if not run.intervals:
         raise ParameterError("the run has no intervals to trace; simulate it with record=True")
-    text = strict_json.dumps(chrome_trace(run.intervals, run.commits, name, time_unit), separators=(",", ":"))
-    content = text.encode()
+    return write_trace(path, lambda: chrome_trace(run.intervals, run.commits, name, time_unit))
+
+
+def write_trace(path: str | Path, made: Callable[[], dict[str, Any]]) -> Path:
+    """Write a Chrome trace, which is made after the name of the file was checked."""
+    target = Path(path)
+    check_name(target)
+    content = strict_json.dumps(made(), separators=(",", ":")).encode()
     if target.name.endswith(".gz"):
         content = gzip.compress(content, mtime=0)
     try:
         return whole_files.write_bytes(target, content)
     except OSError as error:
         raise ParameterError(f"cannot write {target}: {error.strerror}") from None
+
+
+def check_name(path: Path) -> None:
+    """Refuse a file that is not one of traces."""
+    if not path.name.endswith((".json", ".json.gz")):
+        raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {path.name!r}")
 
 
 def _stamp(time: float) -> int:

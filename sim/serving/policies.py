@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from model.methods.draft_model import MAX_DRAFT
 from model.serving import draft_policies
 from model.serving.draft_policies import DraftPolicy
 from model.serving.step_prices import StepPrices
+from sim.advice.engine_settings import Range
 
 Floats = NDArray[np.float64]
 
@@ -23,9 +24,12 @@ KINDS = {
     "vllm": "vllm:[[1,64,3],[65,512,0]], a draft length by running sequences",
     "sglang": 'sglang, or sglang:{"1":[1,3],"32":[0,1]}: its adaptive rule',
     "goodput": "goodput, or goodput:K at most: the most expected tokens per second (SmartSpec)",
+    "schedule": "schedule, the best draft lengths by running sequences in closed form, as `--settings` prints them",
     "dspark": "dspark, or dspark:K at most: drafted tokens are admitted by their survival",
     "oracle": "oracle, or oracle:K at most: knows what will be accepted; no engine can",
 }  # fmt: skip
+OWN = "schedule"
+"""The policy that follows the schedule in closed form."""
 MOST = 8
 """Largest draft length of policies that choose, unless they are given one, or acceptance is known for fewer."""
 
@@ -51,6 +55,8 @@ class Surroundings(NamedTuple):
     """Largest number of running sequences."""
     rates: Floats
     """Conditional acceptance rates by draft position, which a calibrated draft's confidences show."""
+    ranges: Sequence[Range] = ()
+    """The schedule in closed form."""
 
 
 def named(text: str, known: int | None = None) -> PolicyName:
@@ -60,7 +66,8 @@ def named(text: str, known: int | None = None) -> PolicyName:
     (3, 3, 4)
     """
     kind, colon, rest = text.partition(":")
-    if kind not in KINDS or (kind == "off" and colon) or (kind in ("static", "vllm") and not rest) or (colon and not rest):
+    alone, needing = kind in ("off", OWN), kind in ("static", "vllm")
+    if kind not in KINDS or (alone and colon) or (needing and not rest) or (colon and not rest):
         raise ParameterError(f"policy must be one of {'; '.join(KINDS.values())}; got {checks.shown(text)}")
     if kind == "off":
         found = PolicyName(text, 0, lambda *_: draft_policies.Static(0))
@@ -85,6 +92,7 @@ def named(text: str, known: int | None = None) -> PolicyName:
 
 
 _CHOOSING: dict[str, Callable[[int], Make]] = {
+    "schedule": lambda longest: lambda of: draft_policies.BatchSchedule([tuple(each) for each in of.ranges]),
     "goodput": lambda longest: lambda of: draft_policies.Goodput(longest, of.prices, of.draft_passes),
     "dspark": lambda longest: lambda of: draft_policies.AdmittedBySurvival(
         of.rates[:longest], of.prices, of.draft_passes, of.most

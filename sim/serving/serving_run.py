@@ -29,6 +29,9 @@ from sim.serving.load_scenario import Tables
 from sim.serving.study import RunOf, ServedRun, Study, StudyPlan
 
 KIND = "serving"
+FILE = "serving.json"
+"""File of the results, as `--json` prints them: for reports and figures."""
+MOST_MAPS = 6
 SOON = 5.0
 """Seconds of work from which on several workers are started by default, which takes about two seconds."""
 
@@ -52,7 +55,7 @@ class Served:
         """The results as JSON values."""
         return {
             "kind": f"{KIND}-run", "schema_version": study.SCHEMA_VERSION, "out": str(self.out), "scenario": self.tables,
-            "table": [study.plain_values(row) for row in self.table.to_dicts()],
+            "versions": versions(), "table": [study.plain_values(row) for row in self.table.to_dicts()],
             "points": [{"axes": at, **each.document()} for at, each in zip(self.axes, self.studies, strict=True)],
         }  # fmt: skip
 
@@ -73,9 +76,12 @@ class _Task:
 
 def run(
     tables: Tables, *, out: str | Path | None = None, jobs: int | None = None, resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | None = None, by_context: bool = False,
 ) -> Served:  # fmt: skip
-    """Run a scenario of a server into a directory. Raises ParameterError."""
+    """Run a scenario of a server into a directory. Raises ParameterError.
+
+    With `by_context`, best draft lengths are also found over contexts, of the first `MOST_MAPS` combinations of the axes.
+    """
     sweep.check_jobs(jobs)
     points = load_scenario.points(tables)
     mark = load_scenario.fingerprint(tables)
@@ -87,7 +93,7 @@ def run(
             raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
         _prepare(folder, tables, mark, resume=resume)
         try:
-            return _run(folder, tables, [at for at, _ in points], plans, jobs, progress)
+            return _run(folder, tables, [at for at, _ in points], plans, jobs, progress, by_context=by_context)
         except OSError as error:
             raise sweep.RunError(f"{error.strerror or error} ({error.filename or folder}); {hint(folder)}") from None
         except KeyboardInterrupt:
@@ -100,8 +106,9 @@ def hint(folder: Path) -> str:
 
 
 def _run(
-    folder: Path, tables: Tables, axes: list[dict[str, Any]], plans: list[StudyPlan], jobs: int | None, progress: Progress | None
-) -> Served:
+    folder: Path, tables: Tables, axes: list[dict[str, Any]], plans: list[StudyPlan], jobs: int | None, progress: Progress | None,
+    *, by_context: bool,
+) -> Served:  # fmt: skip
     tasks = [_Task(point, of, 0) for point, plan in enumerate(plans) for of in plan.runs]
     tasks = [_Task(each.point, each.of, number) for number, each in enumerate(tasks)]
     done = {each: found for each in tasks if (found := _held(folder, each)) is not None}
@@ -112,7 +119,8 @@ def _run(
             progress(len(done), len(tasks))
     studies = []
     for point, plan in enumerate(plans):
-        studies.append(plan.study({each.of: done[each] for each in tasks if each.point == point}))
+        maps = plan.by_context() if by_context and point < MOST_MAPS else ()
+        studies.append(plan.study({each.of: done[each] for each in tasks if each.point == point}, maps))
     rows = [
         {**at, **row} for at, found in zip(axes, studies, strict=True)
         for row in found.rows
@@ -125,8 +133,10 @@ def _run(
         "scenario": tables, "complete": True, "points": len(plans), "runs": len(tasks), "rows": table.height,
         "versions": versions(), "platform": platform.platform(),
     }  # fmt: skip
+    made = Served(folder, tables, table, tuple(studies), tuple(axes), len(tasks) - resumed, resumed)
+    write_text(folder / FILE, strict_json.dumps(made.document()) + "\n")
     write_text(folder / "metadata.json", strict_json.dumps(document, indent=2) + "\n")
-    return Served(folder, tables, table, tuple(studies), tuple(axes), len(tasks) - resumed, resumed)
+    return made
 
 
 def _prepare(folder: Path, tables: Tables, mark: str, *, resume: bool) -> None:
@@ -139,6 +149,7 @@ def _prepare(folder: Path, tables: Tables, mark: str, *, resume: bool) -> None:
             raise ParameterError(f"{folder} exists and is not the directory of a run; name another directory with -o") from None
         if held != mark:
             raise ParameterError(f"{folder} holds the run of another scenario (or version); name another directory with -o")
+        (folder / FILE).unlink(missing_ok=True)  # of results that are computed again
         if not resume:
             shutil.rmtree(folder / "shards", ignore_errors=True)
     for left in folder.glob(f"**/.*{TEMPORARY}"):

@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from model.base.table_records import documented
+from model.serving.recorder import TimeSeries
 from model.serving.scheduler import ServerSettings
-from sim.serving import study
+from sim.serving import draft_schedules, study
 from sim.serving.load_scenario import SECTIONS
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -40,7 +41,7 @@ def of_output() -> dict[str, Any]:
         "tokens_per_step": _NUMBER, "stable": _FLAG, "requests_per_s_within_slo": _OR_NULL["number"],
         **{f"{name}{end}": _OR_NULL["number"] for name in ("gain_over_off", "regret") for end in ("", "_low", "_high")},
     }  # fmt: skip
-    schedule = dict.fromkeys(study.ScheduleRow._fields, _NUMBER)
+    schedule = dict.fromkeys(draft_schedules.ScheduleRow._fields, _NUMBER)
     settings = {name: {"type": ["number", "boolean", "null"]} for name in ServerSettings.names()}
     evidence = {"input": _TEXT, "value": _TEXT, "source": _TEXT, "kind": {"enum": ["measured", "published", "assumed", "prior"]}}
     keys = {
@@ -48,7 +49,15 @@ def of_output() -> dict[str, Any]:
         "model": _OR_NULL["string"], "gpu": _OR_NULL["string"], "tensor_parallel": _WHOLE, "replicas": _WHOLE, "table": _list(rows),
         "settings": _object(settings), "workload": _object({"prompt": _NUMBER, "output": _NUMBER}), "schedule": _list(schedule),
         "switch_off_running": _OR_NULL["integer"],
-        "switch_off": _object(dict.fromkeys(study.SwitchOffLoad._fields, _OR_NULL["number"])),
+        "switch_off": _object(dict.fromkeys(draft_schedules.SwitchOffLoad._fields, _OR_NULL["number"])),
+        "by_context": _list({
+            "context": _WHOLE, "running": _WHOLE, "draft_length": _OR_NULL["integer"], "gain_over_off": _OR_NULL["number"],
+        }),
+        "series": _list({
+            "rate": _OR_NULL["number"], "concurrency": _OR_NULL["integer"], "policy": _TEXT,
+            **{name: {"type": "array", "items": _NUMBER} for name in TimeSeries().table()},
+        }),
+        "lines": {"type": "object", "additionalProperties": {"type": "array", "items": _TEXT}},
         "ranges": {"type": "array"}, "rests_on": _list(evidence),
         "notes": {"type": "array", "items": _TEXT}, "command": {"type": "array", "items": _TEXT},
         "versions": {"type": "object", "additionalProperties": _TEXT},

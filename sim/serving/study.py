@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from model.advice.acceptance_draws import AcceptanceDraws
@@ -36,24 +35,29 @@ from model.serving.step_prices import LawPrices
 from sim.advice import engine_settings
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
-from sim.serving import policies, study_text, traces
+from sim.serving import policies, server_trace, study_text, traces
+from sim.serving.draft_schedules import NOWHERE, SHARE, ContextRow, ScheduleRow, Schedules, SwitchOffLoad, as_ranges
 from sim.serving.policies import PolicyName
 
 KIND, SCHEMA_VERSION = "serving", 1
+RequestProgress = Callable[[int, int, float], None]
+"""Called with the requests that are done, their number, and the simulated seconds."""
+Recording = TypeVar("Recording", bound=Recorder)
 USUAL = RequestLengths(1024, 256)
 REQUESTS, LEAST_REQUESTS, PER_CLIENT = 200, 40, 8
-"""Requests of a run by default: at a rate; and with clients at least, and for each of them."""
+"""Requests of a run by default: at least at a rate and with clients, and for each that runs."""
 REPLICATIONS = 4
-SHARE = 0.8
-DRAWS = 20
-"""Draws of the law and of acceptance for where drafts stop paying."""
 MEMORY_SHARE = 0.9
 """Share of a device's memory that a server uses: `gpu_memory_utilization` of vLLM."""
 LONG = 4096
 """Positions over which the cache's bytes are averaged, for models whose layers keep different windows."""
-MARGIN = 1.02
-"""A longer draft must be this much faster to replace the schedule's last one: a switch costs more than a tie wins."""
 POLICIES = ("off", "static:3", "goodput")
+UNLIKE = 0.9
+"""Share of the closed form's throughput below which a note says that it leaves something out."""
+TOLD = 100
+"""Requests after which progress is told again."""
+SLICES = 200
+"""Largest number of slices of a time series in a document."""
 _ENDS = ("", "_low", "_high")
 SPREAD = [*(f"{statistic}_{name}_ms" for name in measures.TIMES for statistic in measures.STATISTICS), "output_tokens_per_s",
           "requests_per_s"]  # fmt: skip
@@ -129,7 +133,7 @@ class LoadPoint(NamedTuple):
     @property
     def text(self) -> str:
         """The load as printed text."""
-        return f"{self.concurrency} clients" if self.rate is None else f"{self.rate:g}/s"
+        return f"{self.concurrency} clients" if self.rate is None else f"{self.rate:.4g}/s"
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +158,13 @@ class ServedPoint:
         ratio, *drawn = (own / its for own, its in zip(self.speeds, other.speeds, strict=True))
         return (ratio, *interval(ratio, drawn))
 
+    def series_document(self) -> dict[str, Any]:
+        """Its load and policy with the columns of its time series, in at most `SLICES` slices."""
+        return {
+            "rate": self.load.rate, "concurrency": self.load.concurrency, "policy": self.policy,
+            **self.series.thinned(SLICES).table(),
+        }  # fmt: skip
+
     def row(self, num_blocks: int | None) -> dict[str, Any]:
         """Row of `--json`."""
         row: dict[str, Any] = {"rate": self.load.rate, "concurrency": self.load.concurrency, "policy": self.policy}
@@ -169,33 +180,12 @@ class ServedPoint:
         }  # fmt: skip
 
 
-class ScheduleRow(NamedTuple):
-    """Closed form at a number of running sequences."""
-
-    running: int
-    draft_length: int
-    output_tokens_per_s: float
-    plain_tokens_per_s: float
-
-
-class SwitchOffLoad(NamedTuple):
-    """From how many running sequences on drafts do not pay, in closed form, with its 80 % interval; None: not within the server."""
-
-    running: float | None
-    running_low: float | None
-    running_high: float | None
-    rate: float | None
-    """Requests per second that plain decoding keeps up with at this number."""
-
-
-NOWHERE = SwitchOffLoad(None, None, None, None)
-
-
 @dataclass(frozen=True, eq=False)
 class Study:
     """Results.
 
-    `points` are in the order of loads and policies; `schedule` is the closed form's best draft length by running sequences.
+    `points` are in the order of loads and policies; `schedule` is the closed form's best draft length by running sequences, and
+    `by_context` that over contexts too, if it was asked for.
     """
 
     inputs: ServingInputs
@@ -207,6 +197,7 @@ class Study:
     rests_on: tuple[Evidence, ...]
     notes: tuple[str, ...] = field(default=())
     off_from: SwitchOffLoad = NOWHERE
+    by_context: tuple[ContextRow, ...] = ()
 
     @cached_property
     def loads(self) -> list[LoadPoint]:
@@ -253,23 +244,23 @@ class Study:
     @cached_property
     def ranges(self) -> list[Range]:
         """The schedule as ranges of running sequences."""
-        return engine_settings.schedule([row.running for row in self.schedule], [row.draft_length for row in self.schedule])
+        return as_ranges(self.schedule)
 
     @cached_property
     def verdict(self) -> str:
         """The answer in a sentence or two."""
         parts = []
-        for policy, group in itertools.groupby(self.loads, key=lambda load: self.best(load).policy):
+        kept = [load for load in self.loads if self.best(load).stable]
+        for policy, group in itertools.groupby(kept, key=lambda load: self.best(load).policy):
             loads = list(group)
             span = loads[0].text if len(loads) == 1 else f"{loads[0].text} to {loads[-1].text}"
             parts.append(f"{policy} is best at {span}{self._gain(loads[0])}")
-        text = "; ".join(parts)
-        unstable = [load.text for load in self.loads if not any(each.stable for each in self.at(load))]
+        unstable = [load.text for load in self.loads if load not in kept]
         if unstable:
-            text += f"; no policy keeps up with {', '.join(unstable)}: the queue grows"
+            parts.append(f"no policy keeps up with {', '.join(unstable)}: the queue grows")
         if any(row.draft_length for row in self.schedule):
-            text += f"; {self._off_text()}"
-        return text
+            parts.append(self._off_text())
+        return "; ".join(parts)
 
     def _off_text(self) -> str:
         """Where drafts stop paying, in words."""
@@ -307,8 +298,10 @@ class Study:
             "settings": {name: getattr(self.settings, name) for name in ServerSettings.names()},
             "workload": {"prompt": self.workload.prompt, "output": self.workload.output},
             "schedule": [row._asdict() for row in self.schedule], "switch_off_running": self.switch_off,
-            "switch_off": self.off_from._asdict(),
+            "switch_off": self.off_from._asdict(), "by_context": [row._asdict() for row in self.by_context],
+            "series": [each.series_document() for each in self.points],
             "ranges": [[*each] for each in self.ranges],
+            "lines": {engine: self.lines(engine) for engine in engine_settings.NAMES},
             "rests_on": [vars(each) for each in self.rests_on], "notes": [*self.notes],
         }  # fmt: skip
 
@@ -378,24 +371,85 @@ class StudyPlan:
         """Load and policy of a run, as printed text."""
         return f"{self.loads[of.load].text}, {self.policies[of.policy].text}"
 
-    def run(self, of: RunOf) -> ServedRun:
-        """Simulate one run."""
-        inputs, policy, drawn = self.inputs, self.policies[of.policy], of.replication > 0
-        chosen = (of.replication - 1) % len(self.acceptance.draws)
-        rates = self.acceptance.draws[chosen] if drawn else self.acceptance.point
-        requests = _load(inputs, self.loads[of.load], self.lengths, self.trace, of.replication)
-        servers = servers_of(
-            self.settings, policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates, self.passes,
-            inputs.replicas, inputs.seed, of.replication,
-        )  # fmt: skip
-        recorder = Recorder(requests)
-        fast_server.serve(requests, servers, recorder, router=fast_server.ROUTERS[inputs.router])
-        recorder.totals.preemptions = sum(each.scheduler.preemptions for each in servers)
+    def run(self, of: RunOf, progress: RequestProgress = lambda *_: None) -> ServedRun:
+        """Simulate one run; `progress` is called with the requests that are done, their number, and the simulated seconds."""
+        inputs, drawn, recorder = self.inputs, of.replication > 0, self.recorded(of, Recorder, progress)
         asked = not drawn and (inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None)
         within = measures.within(recorder, inputs.slo_ttft_ms, inputs.slo_tpot_ms) if asked else None
         return ServedRun(measures.measured(recorder), measures.stable(recorder), within, None if drawn else recorder.series)
 
-    def study(self, done: Mapping[RunOf, ServedRun]) -> Study:
+    def recorded(
+        self, of: RunOf, recorder: Callable[[Load], Recording], progress: RequestProgress = lambda *_: None
+    ) -> Recording:
+        """Simulate one run, and return its recorder."""
+        inputs, policy, drawn = self.inputs, self.policies[of.policy], of.replication > 0
+        chosen = (of.replication - 1) % len(self.acceptance.draws)
+        rates = self.acceptance.draws[chosen] if drawn else self.acceptance.point
+        load = self.loads[of.load]
+        requests = _load(inputs, load, self.count(load), self.lengths, self.trace, of.replication)
+        servers = servers_of(
+            self.settings, policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates, self.passes,
+            inputs.replicas, inputs.seed, of.replication, self.ranges if policy.text == policies.OWN else (),
+        )  # fmt: skip
+        found = recorder(requests)
+        said = 0
+
+        def tell(finished: int, now: float) -> None:
+            nonlocal said
+            if finished >= said + TOLD:
+                said = finished
+                progress(finished, requests.count, now)
+
+        fast_server.serve(requests, servers, found, router=fast_server.ROUTERS[inputs.router], progress=tell)
+        found.totals.preemptions = sum(each.scheduler.preemptions for each in servers)
+        return found
+
+    def traced(self) -> dict[str, Any]:
+        """A Chrome trace of the run of each policy with the estimates, at the first load."""
+        runs = [each for each in self.runs if not each.load and not each.replication]
+        return server_trace.chrome_trace({self.named(each): self.recorded(each, server_trace.StepLog) for each in runs})
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """Draft lengths by running sequences, in closed form."""
+        longest = min(self.acceptance.limit or policies.MOST, policies.MOST) if self.passes is not decodings.NONE else 0
+        held = self.settings.num_blocks
+        return Schedules(
+            self.situation.law, self.prices, self.acceptance, self.passes, longest, self.settings.max_num_seqs,
+            None if held is None else held * self.settings.block_size,
+        )  # fmt: skip
+
+    def count(self, load: LoadPoint) -> int:
+        """Requests of a run: those that were asked for, or enough for a steady state, by the number that would run undrafted."""
+        if self.inputs.requests is not None:
+            return self.inputs.requests
+        if load.concurrency is not None:
+            return max(LEAST_REQUESTS, PER_CLIENT * load.concurrency)
+        assert load.rate is not None
+        most, servers = self.settings.max_num_seqs, self.inputs.replicas
+        steady = self.plain.under_arrivals(load.rate / servers, most)
+        return max(REQUESTS, math.ceil(PER_CLIENT * servers * (most if steady is None else steady.running)))
+
+    @cached_property
+    def plain(self) -> ClosedForm:
+        """Plain decoding in closed form."""
+        return ClosedForm(self.prices, 1.0, 0, 0, self.workload)
+
+    @cached_property
+    def rows(self) -> tuple[ScheduleRow, ...]:
+        """Best draft lengths by running sequences."""
+        return self.schedules.rows(self.workload)
+
+    @property
+    def ranges(self) -> list[Range]:
+        """The same as ranges."""
+        return as_ranges(self.rows)
+
+    def by_context(self, progress: Callable[[str], None] = lambda _: None) -> tuple[ContextRow, ...]:
+        """Best draft lengths over running sequences and context."""
+        return self.schedules.by_context(self.workload.output, progress) if self.schedules.longest else ()
+
+    def study(self, done: Mapping[RunOf, ServedRun], by_context: tuple[ContextRow, ...] = ()) -> Study:
         """The study of all runs."""
         points = []
         for (load, policy), group in itertools.groupby(self.runs, key=lambda each: (each.load, each.policy)):
@@ -407,17 +461,29 @@ class StudyPlan:
                 self.loads[load], self.policies[policy].text, first.figures, spread, first.stable, first.series or TimeSeries(),
                 first.within_slo, tuple(_speed(self.loads[load], each.figures) for each in (first, *others)),
             ))  # fmt: skip
-        drafting = self.passes is not decodings.NONE
-        longest = min(self.acceptance.limit or policies.MOST, policies.MOST) if drafting else 0
-        schedule = _schedule(self.prices, self.acceptance, self.settings, self.workload, longest, self.passes)
-        unused = "context" if drafting else ("context", "acceptance")
+        unused = "context" if self.schedules.longest else ("context", "acceptance")
         rests = [each for each in self.situation.rests_on if not each.input.startswith(unused)]
         rests += _evidence(self.inputs, self.settings, self.workload, self.trace)
-        notes = [*self.notes, *_remarks(self.situation, points)]
+        notes = [*self.notes, *_remarks(self.situation, points), *self._unlike_the_closed_form(points)]
         return Study(
-            self.inputs, self.situation, self.settings, tuple(points), schedule, self.workload, tuple(rests), tuple(notes),
-            _switch_off(self, longest),
-        )
+            self.inputs, self.situation, self.settings, tuple(points), self.rows, self.workload,
+            tuple(rests), tuple(notes), self.schedules.switch_off(self.workload), by_context,
+        )  # fmt: skip
+
+
+    def _unlike_the_closed_form(self, points: Sequence[ServedPoint]) -> Iterator[str]:
+        """Loads at which requests slow each other down in a way that the closed form leaves out, and so does the schedule."""
+        for each in points:
+            clients, servers = each.load.concurrency, self.inputs.replicas
+            if each.policy != "off" or clients is None or clients < servers:
+                continue
+            running = min(clients / servers, self.settings.max_num_seqs)
+            share = each.figures["output_tokens_per_s"] / (servers * self.plain.at_concurrency(running).output_tokens_per_s)
+            if share < UNLIKE:
+                yield (
+                    f"with {each.load.text} plain decoding is simulated at {share:.2f} of the closed form's tokens per second:"
+                    " requests end together, and their prompts wait for each other; outputs of different lengths have less of it"
+                )
 
 
 def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None) -> StudyPlan:
@@ -453,14 +519,22 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     )  # fmt: skip
 
 
-def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None) -> Study:
-    """Simulate each policy at each load; `progress` is called with what is done. Raises ParameterError."""
+def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None, *, by_context: bool = False) -> Study:
+    """Simulate each policy at each load; `progress` is called with what is done. Raises ParameterError.
+
+    With `by_context`, best draft lengths are also found over contexts.
+    """
     made, done = plan(inputs, progress), {}
     for number, each in enumerate(made.runs, 1):
-        if not each.replication:
-            progress(f"{made.named(each)} (run {number} of {len(made.runs)})")
-        done[each] = made.run(each)
-    return made.study(done)
+        name = f"{made.named(each)} (run {number} of {len(made.runs)})"
+        progress(name)
+        done[each] = made.run(each, _telling(progress, name))
+    return made.study(done, made.by_context(progress) if by_context else ())
+
+
+def _telling(progress: Callable[[str], None], name: str) -> RequestProgress:
+    """Tell the progress of a run in words."""
+    return lambda finished, count, now: progress(f"{name}: {finished:,} of {count:,} requests, {now:,.0f} s simulated")
 
 
 def is_bundled_trace(name: str) -> bool:
@@ -520,7 +594,9 @@ def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerS
     )
 
 
-def _load(inputs: ServingInputs, load: LoadPoint, lengths: RequestLengths, trace: traces.Trace | None, replication: int) -> Load:
+def _load(
+    inputs: ServingInputs, load: LoadPoint, count: int, lengths: RequestLengths, trace: traces.Trace | None, replication: int
+) -> Load:
     if trace is not None:
         arrivals = trace.requests.arrivals
         if load.concurrency is not None:
@@ -528,13 +604,12 @@ def _load(inputs: ServingInputs, load: LoadPoint, lengths: RequestLengths, trace
         assert load.rate is not None
         own = (arrivals.size - 1) / float(arrivals[-1]) if arrivals[-1] > 0 else load.rate
         return TracedLoad(trace.requests, load.rate / own if inputs.rates else 1.0)
-    count = inputs.requests or (REQUESTS if load.concurrency is None else max(LEAST_REQUESTS, PER_CLIENT * load.concurrency))
     return DrawnLoad(lengths, count, load.rate, inputs.burstiness, load.concurrency, inputs.seed, replication)
 
 
 def servers_of(
     settings: ServerSettings, policy: PolicyName, prices: LawPrices, load: Load, rates: Any, passes: Drafter,
-    replicas: int, seed: int, replication: int,
+    replicas: int, seed: int, replication: int, ranges: Sequence[Range] = (),
 ) -> list[Server]:  # fmt: skip
     """Servers of one run, all with the same outcomes of a request."""
     outcomes = RequestOutcomes(
@@ -542,7 +617,7 @@ def servers_of(
         lambda number: load.request(number).output, load.count, seed=seed, replication=replication,
     )  # fmt: skip
     passes = passes if policy.longest else decodings.NONE
-    around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates)
+    around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates, ranges)
     return [
         Server(settings, policy.make(around), prices, Arrays(outcomes, settings.max_num_seqs, passes), load.request)
         for _ in range(replicas)
@@ -561,65 +636,6 @@ def interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:
     reach = float(special.stdtrit(logs.size - 1, (1 + SHARE) / 2) * logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size))
     low, high = math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
     return min(low, value), max(high, value)
-
-
-def _schedule(
-    prices: LawPrices, acceptance: AcceptanceDraws, settings: ServerSettings, workload: Workload, longest: int,
-    passes: Drafter,
-) -> tuple[ScheduleRow, ...]:  # fmt: skip
-    """Best draft length by running sequences in closed form; a longer or shorter draft must win more than a tie."""
-    found = []
-    plain = ClosedForm(prices, 1.0, 0, 0, workload)
-    lengths = acceptance.lengths([*range(longest + 1)])[0]
-    forms = [ClosedForm(prices, float(lengths[each]), each, passes(each), workload) for each in range(longest + 1)]
-    last: int | None = None
-    for running in _numbers(settings.max_num_seqs):
-        speeds = [form.at_concurrency(running).output_tokens_per_s for form in forms]
-        best = int(np.argmax(speeds))
-        if last is not None and speeds[best] < MARGIN * speeds[last]:
-            best = last
-        last = best
-        found.append(ScheduleRow(running, best, speeds[best], plain.at_concurrency(running).output_tokens_per_s))
-    return tuple(found)
-
-
-def _switch_off(of: StudyPlan, longest: int) -> SwitchOffLoad:
-    """Where drafts stop paying, for the estimates and for draws of the law and of acceptance."""
-    if not longest:
-        return NOWHERE
-    lengths = [*range(longest + 1)]
-    point, drawn = of.acceptance.lengths(lengths)
-    prices = LawPrices(of.situation.law, range(DRAWS))
-    own = _off_from(of, prices, point)
-    others = [_off_from(of, prices.drawn(index), drawn[index % len(drawn)]) for index in range(DRAWS)]
-    low, high = np.quantile([*others, own], [(1 - SHARE) / 2, (1 + SHARE) / 2], method="nearest")
-    plain = ClosedForm(prices, 1.0, 0, 0, of.workload)
-    rate = plain.at_concurrency(own).requests_per_s if math.isfinite(own) else None
-    middle, least, most = (each if math.isfinite(each) else None for each in (own, min(float(low), own), max(float(high), own)))
-    return SwitchOffLoad(middle, least, most, rate)
-
-
-def _off_from(of: StudyPlan, prices: LawPrices, accepted: NDArray[np.float64]) -> float:
-    """Least number of running sequences from which on no draft gives more tokens per second; inf: there is none."""
-    forms = [ClosedForm(prices, min(float(mean), each + 1.0), each, of.passes(each) if each else 0, of.workload)
-             for each, mean in enumerate(accepted)]  # fmt: skip
-    off = math.inf
-    for running in reversed([*_numbers(of.settings.max_num_seqs)]):
-        plain, *drafts = (form.at_concurrency(running).output_tokens_per_s for form in forms)
-        if max(drafts) > plain:
-            break
-        off = running
-    return off
-
-
-def _numbers(most: int) -> Iterator[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... up to the largest number."""
-    power = 1
-    while power <= most:
-        yield power
-        if power > 1 and 3 * power // 2 <= most:
-            yield 3 * power // 2
-        power *= 2
 
 
 def _evidence(

@@ -69,6 +69,7 @@ from tests.figures import (
     test_figures_comparison,
     test_figures_engine,
     test_figures_hardware,
+    test_figures_load,
     test_figures_real,
     test_figures_speculative,
     test_figures_timeline,
@@ -395,6 +396,8 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "timeline_units": of_units,
     "verify_cost_hardware": lambda: pass_cost.draw({"H100": ProfileCosts(profiles()[0])}, batches=(1, 8), widest=6),
     "engine_predictions": lambda: engine_predictions.draw(test_figures_engine.LAW, test_figures_engine.CELLS),
+    "server_frontier": test_figures_load.frontier, "server_switch_off": test_figures_load.off_map,
+    "server_over_time": test_figures_load.over_time,
 }
 
 

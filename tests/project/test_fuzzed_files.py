@@ -287,6 +287,22 @@ def served() -> dict[str, bytes]:
 
 @given(more=st.data())
 @fuzz_settings
+def test_results_of_servers(more: st.DataObject) -> None:
+    """Figures are drawn of all accepted results, but not written."""
+    held = served()["serving.json"]
+    text = more.draw(st.one_of(bytes_of(held), json_of(json.loads(held)).map(to_json).map(str.encode)))
+    with folder() as here, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda *_, **__: [])
+        (here / "serving.json").write_bytes(text)
+        run_command(sim, "plot", here)
+        run_command(sim, "report", here, "-o", here / "r.html")
+        document = json.loads(held)["points"][0]
+        (here / "one.json").write_text(to_json(more.draw(json_of(document))))
+        run_command(sim, "report", here / "one.json", "-o", here / "r.md")
+
+
+@given(more=st.data())
+@fuzz_settings
 def test_served_runs_that_were_broken_off(more: st.DataObject) -> None:
     held = served()
     name = more.draw(st.sampled_from(sorted(held)))

@@ -344,7 +344,7 @@ def test_wrong_arguments_are_refused_in_a_line(finished: Path, tmp_path: Path) -
         refused(tmp_path / "no")
         == f"error: there is no {tmp_path / 'no'}; name the directory of a run, or a JSON document of a command"
     )
-    assert "and has no metadata.json or comparison.json" in refused(tmp_path)
+    assert "and has no serving.json or metadata.json or comparison.json" in refused(tmp_path)
     assert "ending in .html or .md, got r.pdf" in refused(finished, "-o", "r.pdf")
     assert "--format must agree with the ending of the file, got md and r.html" in refused(
         finished, "-o", "r.html", "--format", "md"

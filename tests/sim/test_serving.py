@@ -278,10 +278,10 @@ class _Outputs(Recorder):
         super().__init__(load)
         self.outputs: dict[int, list[float]] = {number: [] for number in range(load.count)}
 
-    def step(self, record: Any, first: list[int], continued: Any, finished: list[int], now: float) -> None:
+    def step(self, record: Any, first: list[int], continued: Any, finished: list[int], now: float, replica: int = 0) -> None:
         for number in [*first, *continued.tolist()]:
             self.outputs[number].append(now)
-        super().step(record, first, continued, finished, now)
+        super().step(record, first, continued, finished, now, replica)
 
 
 @given(rows=requests | crowds, limits=limits | tight, clients=st.none() | st.integers(1, 5), replicas=st.integers(1, 2))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ from typer.testing import CliRunner
 import sim
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app
+from sim.reporting import scenario_toml
 from sim.runs.sweep import RunError
-from sim.serving import load_scenario, serving_run, serving_schema, study, traces
+from sim.serving import draft_schedules, load_scenario, server_trace, serving_run, serving_schema, study, traces
+from sim.serving.study import RunOf
 
 LAW = "sglang-qwen3-235b-a22b"
 TABLES: dict[str, Any] = {
@@ -217,7 +222,8 @@ def test_drafts_stop_paying_where_the_closed_form_says_with_an_interval() -> Non
     assert off.running_low is not None
     assert off.running_low <= off.running <= (off.running_high or math.inf)
     assert f"drafts do not pay from about {off.running:.0f} running sequences on (80 % interval" in wide.verdict
-    forms = [study.ClosedForm(wide_prices(wide), length, each, each, wide.workload) for each, length in ((0, 1.0), (1, 1.60587738))]
+    lengths = (0, 1.0), (1, 1.60587738)
+    forms = [draft_schedules.ClosedForm(wide_prices(wide), length, each, each, wide.workload) for each, length in lengths]
     plain, one = (form.at_concurrency(off.running).output_tokens_per_s for form in forms)
     assert plain >= one
     plain, one = (form.at_concurrency(off.running / 2).output_tokens_per_s for form in forms)
@@ -226,8 +232,126 @@ def test_drafts_stop_paying_where_the_closed_form_says_with_an_interval() -> Non
     few = study.serve(load_scenario.inputs_of(tables(server={"max_num_seqs": 8})))
     assert few.off_from.running is None
     assert "drafts pay with up to 8 running sequences" in few.verdict
-    assert study.serve(load_scenario.inputs_of(tables(server={"policies": ["off"]}))).off_from == study.NOWHERE
+    assert study.serve(load_scenario.inputs_of(tables(server={"policies": ["off"]}))).off_from == draft_schedules.NOWHERE
 
 
 def wide_prices(found: study.Study) -> Any:
     return study.LawPrices(found.situation.law)
+
+
+def test_a_run_is_drawn_and_reported(tmp_path: Path) -> None:
+    given = tables(sweep={"server.max_num_seqs": [4, 8]})
+    (tmp_path / "s.toml").write_text(scenario_toml.text_of(given))
+    where = tmp_path / "run"
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "s.toml"), "-q", "-j", "1", "-o", str(where)])
+    assert done.exit_code == 0, done.output
+    names = {f"point_{point}_{name}.svg" for point in (0, 1) for name in ("frontier", "switch_off", "over_time")}
+    assert {path.name for path in (where / "figures").glob("*.svg")} == names
+    drawn = {path.name: path.read_bytes() for path in (where / "figures").iterdir()}
+    assert CliRunner().invoke(app, ["plot", str(where)]).exit_code == 0
+    assert {path.name: path.read_bytes() for path in (where / "figures").iterdir()} == drawn
+    for name in ("r.md", "r.html"):
+        done = CliRunner().invoke(app, ["report", str(where), "-o", str(tmp_path / name)])
+        assert (done.exit_code, done.stderr) == (0, "")
+    page = (tmp_path / "r.md").read_text()
+    stored = json.loads((where / "serving.json").read_text())
+    assert stored["points"][1]["verdict"] in page
+    for row in stored["table"]:
+        assert f"| {row['concurrency']} clients |" in page
+        assert f"{row['mean_itl_ms']:.4g}" in page
+    assert "= 8: when to switch drafting off" in page
+    assert "vllm serve" in page
+    assert page.count("![") == 6
+    (where / "serving.json").unlink()
+    about = json.loads((where / "metadata.json").read_text()) | {"complete": False}
+    (where / "metadata.json").write_text(json.dumps(about))
+    done = CliRunner().invoke(app, ["report", str(where), "-o", str(tmp_path / "x.md")])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "is not finished; resume it" in done.stderr
+
+
+def test_a_study_is_written_with_its_figures_and_reported(tmp_path: Path) -> None:
+    words = ["serve", "--engine-law", LAW, "--concurrency", "2,4", "--requests", "30", "--output", "16", "--replications", "1"]
+    done = CliRunner().invoke(app, [*words, "--policy", "off", "--policy", "schedule", "-o", str(tmp_path / "load")])
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "load.json", "load_frontier.svg", "load_switch_off.svg", "load_over_time.svg",
+    }  # fmt: skip
+    document = json.loads((tmp_path / "load.json").read_text())
+    jsonschema.validate(document, serving_schema.of_output())
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "load.json"), "-o", str(tmp_path / "load.md")])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert document["verdict"] in (tmp_path / "load.md").read_text()
+
+
+def test_a_trace_has_each_step_and_request(tmp_path: Path) -> None:
+    found = study.plan(load_scenario.inputs_of(tables(load={"concurrency": [3, 5]}, server={"replicas": 2})))
+    log = found.recorded(RunOf(0, 1, 0), server_trace.StepLog)
+    assert len(log.steps) == log.totals.steps
+    events = server_trace.chrome_trace({"a": log})["traceEvents"]
+    steps = [each for each in events if each["ph"] == "X"]
+    assert len(steps) == log.totals.steps
+    assert sum(each["args"]["emitted"] for each in steps) == 40 * 24
+    for track in (1, 2):  # replicas: their steps do not overlap
+        own = sorted((each["ts"], each["dur"]) for each in steps if each["tid"] == track)
+        assert own
+        assert all(start + length <= later + 1e-6 for (start, length), (later, _) in pairwise(own))
+    for number in range(40):
+        begins, ends = ([each["ts"] for each in events if each["ph"] == kind and each.get("id") == number] for kind in "be")
+        assert begins[1:] == ends[:-1]
+        assert ends[-1] / 1e6 == pytest.approx(log.end[number], abs=1e-9)
+        assert begins[0] / 1e6 == pytest.approx(log.arrival[number], abs=1e-9)
+    (tmp_path / "s.toml").write_text(scenario_toml.text_of(tables()))
+    done = CliRunner().invoke(app, ["trace", str(tmp_path / "s.toml"), "-o", str(tmp_path / "t.json.gz")])
+    assert done.exit_code == 0, done.output
+    traced = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))
+    assert {each["args"]["name"] for each in traced["traceEvents"] if each["name"] == "process_name"} == {
+        "2 clients, off", "2 clients, static:2",
+    }  # fmt: skip
+    for words, message in ((["-o", "t.png"], "got 't.png'"), (["-o", "t.json", "--point", "1"], "point must be")):
+        done = CliRunner().invoke(app, ["trace", str(tmp_path / "s.toml"), *words])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert message in done.stderr
+
+
+def test_a_long_trace_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_trace, "MOST_STEPS", 7)
+    found = study.plan(load_scenario.inputs_of(tables())).traced()
+    assert sum(each["ph"] == "X" for each in found["traceEvents"]) == 14
+    assert found["otherData"]["cut"] == "the first 7 steps of 2 clients, off, 2 clients, static:2"
+
+
+def test_the_schedule_is_a_policy() -> None:
+    """It follows the closed form's ranges: as the same ranges given by hand."""
+    own = study.serve(load_scenario.inputs_of(tables(server={"policies": ["schedule"]})))
+    ranges = json.dumps([[*each] for each in own.ranges])
+    by_hand = study.serve(load_scenario.inputs_of(tables(server={"policies": [f"vllm:{ranges}"]})))
+    assert own.points[0].figures == by_hand.points[0].figures
+    assert max(each.draft_length for each in own.ranges) > 0
+
+
+def test_more_requests_are_sent_where_more_run() -> None:
+    def count(rate: float, **more: Any) -> int:
+        load = {"concurrency": [], "rate": [rate], "prompt": 64.0, "output": 24.0, "requests": None}
+        found = study.plan(load_scenario.inputs_of(tables(load=load, **more)))
+        return found.count(found.loads[0])
+
+    assert count(0.1) == study.REQUESTS
+    assert count(1e4) == study.PER_CLIENT * 256
+    assert count(1e4, server={"max_num_seqs": 64, "replicas": 2}) == study.PER_CLIENT * 128
+    assert study.REQUESTS < count(60.0) < study.PER_CLIENT * 256
+
+
+def test_a_closed_form_that_leaves_something_out_is_noted() -> None:
+    """Requests of one length end together, and their prompts wait for each other; with other lengths less so."""
+    load = {"concurrency": [64], "prompt": 512.0, "output": 128.0, "requests": 1000}
+    together = study.serve(load_scenario.inputs_of(tables(load=load, scenario={"replications": 0})))
+    apart = study.serve(load_scenario.inputs_of(tables(load=load | {"output_cv": 0.7}, scenario={"replications": 0})))
+    assert any("of the closed form's tokens per second" in note for note in together.notes)
+    assert not any("of the closed form's tokens per second" in note for note in apart.notes)
+
+
+def test_progress_says_requests_and_simulated_time() -> None:
+    said: list[str] = []
+    study.serve(load_scenario.inputs_of(tables(load={"requests": 250}, scenario={"replications": 0})), said.append)
+    assert any(re.fullmatch(r"2 clients, off \(run 1 of 4\): \d+ of 250 requests, [\d,]+ s simulated", each) for each in said)

@@ -38,6 +38,7 @@ READERS = {
     "traces._csv_rows": "traces_of_requests", "traces._json_rows": "traces_of_requests",
     "acceptance_record.load": "acceptance_records", "engine_log._read": "engine_logs",
     "situation._is_record": "logs_for_advice", "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
+    "figures.of_served_run": "results_of_servers",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "head_files.about": "heads", "head_files.tensors": "heads",
     "decoded_rounds.decodings_of_file": "logs_of_decisions",
     "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",

@@ -1,0 +1,181 @@
+"""Draft lengths by the number of running sequences, in closed form: the best schedule, and where drafts stop paying."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.advice.acceptance_draws import AcceptanceDraws
+from model.engines.step_law import StepLaw
+from model.serving.closed_form import ClosedForm, Workload
+from model.serving.decodings import Drafter
+from model.serving.step_prices import LawPrices
+from sim.advice import engine_settings
+from sim.advice.engine_settings import Range
+
+Floats = NDArray[np.float64]
+
+SHARE = 0.8
+"""Share of the draws that is within an interval."""
+DRAWS = 20
+"""Draws of the law and of acceptance for where drafts stop paying."""
+MARGIN = 1.02
+"""A longer or shorter draft must be this much faster to replace the schedule's last one: a switch costs more than a tie wins."""
+CONTEXTS = (512, 2048, 8192, 32768, 131072)
+"""Contexts of the map, if the memory holds one sequence of them [positions]."""
+
+
+class ScheduleRow(NamedTuple):
+    """Closed form at a number of running sequences."""
+
+    running: int
+    draft_length: int
+    output_tokens_per_s: float
+    plain_tokens_per_s: float
+
+
+class ContextRow(NamedTuple):
+    """Best draft length at a context and a number of running sequences, with its gain over plain decoding; None: does not fit."""
+
+    context: int
+    running: int
+    draft_length: int | None
+    gain_over_off: float | None
+
+
+class SwitchOffLoad(NamedTuple):
+    """From how many running sequences on drafts do not pay, in closed form, with its 80 % interval; None: not within the server."""
+
+    running: float | None
+    running_low: float | None
+    running_high: float | None
+    rate: float | None
+    """Requests per second that plain decoding keeps up with at this number."""
+
+
+NOWHERE = SwitchOffLoad(None, None, None, None)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedules:
+    """Schedules of one model, draft and workload.
+
+    Parameters
+    ----------
+    law, prices, acceptance
+        The step law, its prices, and the acceptance of drafts.
+    passes
+        How the draft makes its tokens.
+    longest
+        Largest draft length; 0 without a draft.
+    most
+        Largest number of running sequences.
+    positions
+        Positions that the cache holds altogether; None: any number.
+    """
+
+    law: StepLaw
+    prices: LawPrices
+    acceptance: AcceptanceDraws
+    passes: Drafter
+    longest: int
+    most: int
+    positions: int | None
+
+    def rows(self, workload: Workload) -> tuple[ScheduleRow, ...]:
+        """Best draft length by running sequences; one that replaces the last must win more than a tie."""
+        found = []
+        plain, forms = ClosedForm(self.prices, 1.0, 0, 0, workload), self._forms(workload)
+        last: int | None = None
+        for running in numbers(self.most):
+            speeds = [form.at_concurrency(running).output_tokens_per_s for form in forms]
+            best = int(np.argmax(speeds))
+            if last is not None and speeds[best] < MARGIN * speeds[last]:
+                best = last
+            last = best
+            found.append(ScheduleRow(running, best, speeds[best], plain.at_concurrency(running).output_tokens_per_s))
+        return tuple(found)
+
+    def by_context(self, output: float, progress: Callable[[str], None] = lambda _: None) -> tuple[ContextRow, ...]:
+        """Best draft length over running sequences and context, which is that of a prompt and half its output.
+
+        Plain decoding is that of a server that loads no draft.
+        """
+        found: list[ContextRow] = []
+        for context in CONTEXTS:
+            if self.positions is not None and context > self.positions:
+                break
+            progress(f"best draft lengths at a context of {context:,}")
+            workload = Workload(max(context - output / 2, 1.0), output)
+            plain, drafting = ClosedForm(self.prices, 1.0, 0, 0, workload), self._forms(workload)[1:]
+            for running in numbers(self.most):
+                if self.positions is not None and running * context > self.positions:
+                    found.append(ContextRow(context, running, None, None))
+                    continue
+                alone = plain.at_concurrency(running).output_tokens_per_s
+                gains = [1.0, *(form.at_concurrency(running).output_tokens_per_s / alone for form in drafting)]
+                best = int(np.argmax(gains))
+                found.append(ContextRow(context, running, best, gains[best]))
+        return tuple(found)
+
+    def _forms(self, workload: Workload) -> list[ClosedForm]:
+        """The closed form of each draft length; a draft that is loaded may make passes also where nothing is drafted."""
+        lengths = self.acceptance.lengths([*range(self.longest + 1)])[0]
+        return [
+            ClosedForm(self.prices, float(lengths[each]), each, self.passes(each), workload) for each in range(self.longest + 1)
+        ]
+
+    def switch_off(self, workload: Workload) -> SwitchOffLoad:
+        """Where drafts stop paying, for the estimates and for draws of the law and of acceptance."""
+        if not self.longest:
+            return NOWHERE
+        lengths = [*range(self.longest + 1)]
+        point, drawn = self.acceptance.lengths(lengths)
+        prices = LawPrices(self.law, range(DRAWS))
+        own = self._off_from(workload, prices, point)
+        others = [self._off_from(workload, prices.drawn(index), drawn[index % len(drawn)]) for index in range(DRAWS)]
+        low, high = np.quantile([*others, own], [(1 - SHARE) / 2, (1 + SHARE) / 2], method="nearest")
+        plain = ClosedForm(prices, 1.0, 0, 0, workload)
+        rate = plain.at_concurrency(own).requests_per_s if math.isfinite(own) else None
+        middle, least, most = (each if math.isfinite(each) else None for each in (own, min(float(low), own), max(float(high), own)))
+        return SwitchOffLoad(middle, least, most, rate)
+
+    def _off_from(self, workload: Workload, prices: LawPrices, accepted: Floats) -> float:
+        """Least number of running sequences from which on no draft gives more tokens per second; inf: there is none."""
+        forms = [ClosedForm(prices, min(float(mean), each + 1.0), each, self.passes(each) if each else 0, workload)
+                 for each, mean in enumerate(accepted)]  # fmt: skip
+        off = math.inf
+        for running in reversed([*numbers(self.most)]):
+            plain, *drafts = (form.at_concurrency(running).output_tokens_per_s for form in forms)
+            if max(drafts) > plain:
+                break
+            off = running
+        return off
+
+
+def as_ranges(rows: Sequence[ScheduleRow]) -> list[Range]:
+    """A schedule as ranges of running sequences.
+
+    >>> as_ranges([ScheduleRow(1, 4, 2.0, 1.0), ScheduleRow(2, 4, 2.0, 1.0), ScheduleRow(3, 0, 2.0, 2.0)])
+    [Range(first=1, last=2, draft_length=4), Range(first=3, last=4096, draft_length=0)]
+    """
+    return engine_settings.schedule([row.running for row in rows], [row.draft_length for row in rows])
+
+
+def numbers(most: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... up to the largest number.
+
+    >>> [*numbers(20)]
+    [1, 2, 3, 4, 6, 8, 12, 16]
+    """
+    power = 1
+    while power <= most:
+        yield power
+        if power > 1 and 3 * power // 2 <= most:
+            yield 3 * power // 2
+        power *= 2
