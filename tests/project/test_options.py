@@ -886,6 +886,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_serve_command.py::test_bursts_make_requests_wait": "--burstiness --requests --replications",
         "test_serve_command.py::test_the_schedule_is_printed_as_lines_of_an_engine": "--settings",
         "test_serve_command.py::test_a_trace_is_served_at_its_times_and_at_other_rates": "--trace",
+        "test_serving_scenario.py::test_a_study_is_written_with_its_figures_and_reported": "--out --perfetto",
     },
     "sim env": {"test_sim_app.py::test_lists_and_environment": "--json"},
     "calibrate bundle": {REACH: "--out"},

@@ -272,11 +272,13 @@ def test_a_run_is_drawn_and_reported(tmp_path: Path) -> None:
 
 def test_a_study_is_written_with_its_figures_and_reported(tmp_path: Path) -> None:
     words = ["serve", "--engine-law", LAW, "--concurrency", "2,4", "--requests", "30", "--output", "16", "--replications", "1"]
-    done = CliRunner().invoke(app, [*words, "--policy", "off", "--policy", "schedule", "-o", str(tmp_path / "load")])
+    done = CliRunner().invoke(app, [*words, "--policy", "off", "--policy", "schedule", "-o", str(tmp_path / "load"),
+                                    "--perfetto", str(tmp_path / "steps.json")])  # fmt: skip
     assert done.exit_code == 0, done.output
     assert {path.name for path in tmp_path.iterdir()} == {
-        "load.json", "load_frontier.svg", "load_switch_off.svg", "load_over_time.svg",
+        "steps.json", "load.json", "load_frontier.svg", "load_switch_off.svg", "load_over_time.svg",
     }  # fmt: skip
+    assert json.loads((tmp_path / "steps.json").read_text())["traceEvents"]
     document = json.loads((tmp_path / "load.json").read_text())
     jsonschema.validate(document, serving_schema.of_output())
     done = CliRunner().invoke(app, ["report", str(tmp_path / "load.json"), "-o", str(tmp_path / "load.md")])
