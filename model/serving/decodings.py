@@ -7,8 +7,10 @@ drafts and passes for the same random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from model.interpret.simulated_answers import World
 from model.outcomes.lookup_laws import outcomes_after
 from model.serving.request_outcomes import LOOKUP, RequestOutcomes
 from model.serving.server import Sequences, ServerRequest, StepDrafts
+from model.serving.step_prices import LayerShare
 from model.steps import Commit, DraftLimit, Forward, Lookup, Read, Steps
 
 Integers = NDArray[np.int64]
@@ -39,10 +42,18 @@ class Drafter:
     keeps_up
         True if the draft makes a pass also for sequences that draft nothing: a head reads the states of each pass of the target, or
         lacks them later. So drafting that is switched off by a policy is not free.
+    run, depth
+        Layers of the target that a draft pass runs, of how many; 0: another model drafts.
+    continues
+        True if the verification goes on after these layers: the last drafted token has a pass through them of its own, and only
+        sequences that drafted nothing run them in the verification.
     """
 
     passes: Callable[[int], int]
     keeps_up: bool = False
+    run: int = 0
+    depth: int = 0
+    continues: bool = False
 
     def __call__(self, length: int) -> int:
         """Draft passes of a step whose longest draft has `length` tokens.
@@ -51,6 +62,15 @@ class Drafter:
         ([0, 1, 1, 0], [3, 3, 1, 0])
         """
         return max(self.passes(length), int(self.keeps_up))
+
+
+def own_layers(run: int, depth: int, *, continues: bool) -> Drafter:
+    """Drafts by some of the target's own layers, as in `model.methods.self_speculative`.
+
+    >>> own_layers(8, 32, continues=True)(3), own_layers(20, 32, continues=False)(3)
+    (4, 3)
+    """
+    return Drafter(lambda length: length + (continues and length > 0), run=run, depth=depth, continues=continues)
 
 
 MODEL, HEADS = Drafter(lambda length: length), Drafter(lambda length: length, keeps_up=True)
@@ -69,10 +89,14 @@ class Arrays:
         Largest number of running sequences.
     drafter
         How tokens are drafted.
+    layers
+        Layers that a pass runs for the token after each number of generated ones, and the depth of the target; None: all layers.
     """
 
-    def __init__(self, outcomes: RequestOutcomes, most: int, drafter: Drafter = MODEL) -> None:
-        self.outcomes, self.drafter = outcomes, drafter
+    def __init__(
+        self, outcomes: RequestOutcomes, most: int, drafter: Drafter = MODEL, layers: tuple[Integers, int] | None = None
+    ) -> None:
+        self.outcomes, self.drafter, self.layers = outcomes, drafter, layers
         self.looks_up = outcomes.outcome == LOOKUP
         self._table: Integers = np.zeros((most, 64), dtype=np.int64)
         self._looked_up_at: Integers = np.zeros(most, dtype=np.int64)
@@ -105,11 +129,35 @@ class Arrays:
             return StepDrafts(drafted, [])
         self._kept = np.minimum(here, limits)
         longest = int(limits.max())
+        if self.layers is not None:
+            return StepDrafts(limits, [], shares=self._shares(each.done))
         passes = self.drafter(longest)
+        if self.drafter.run:
+            return self._by_own_layers(limits, passes)
         if passes and (limits.min() == longest or (passes == 1 and self.drafter.keeps_up)):
             return StepDrafts(limits, [limits.size] * passes)
         counts = [int(np.count_nonzero(limits > index)) for index in range(passes)]
         return StepDrafts(limits, [limits.size, *counts[1:]] if self.drafter.keeps_up else counts)
+
+    def _shares(self, done: Integers) -> tuple[LayerShare, ...]:
+        """Parts of the layers that not all tokens run: the sets of layers are nested."""
+        assert self.layers is not None
+        budgets, depth = self.layers
+        own = budgets[done]
+        steps = np.unique(own).tolist()
+        found = [(depth - steps[-1], 0)] if steps[-1] < depth else []
+        for low, high in reversed([*pairwise(steps)]):
+            found.append((high - low, int(np.count_nonzero(own >= high))))
+        return tuple(LayerShare(layers / depth, count, count) for layers, count in found)
+
+    def _by_own_layers(self, limits: Integers, passes: int) -> StepDrafts:
+        drafter = self.drafter
+        share = drafter.run / drafter.depth
+        if not drafter.continues:
+            return StepDrafts(limits, [int(np.count_nonzero(limits > index)) for index in range(passes)], share)
+        idle = limits.size - int(np.count_nonzero(limits))
+        counts = [int(np.count_nonzero(limits >= max(index, 1))) for index in range(passes)]
+        return StepDrafts(limits, counts, share, (LayerShare(share, idle, idle),) if passes else ())
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""
@@ -140,6 +188,11 @@ class _RunningDecoding:
         # Passes over the prompt: nothing is read of them. The server takes their tokens in chunks, with the next pass.
         while isinstance(self.step, Forward) and not self.step.heads:
             self.advance(self.step)
+
+    @property
+    def drafts(self) -> bool:
+        """True if the pass that it asks for comes before that of the target in its step."""
+        return self.asked.role != "target" or self.asked.within_step
 
     @property
     def asked(self) -> Forward:
@@ -175,6 +228,19 @@ class _RunningDecoding:
                     raise ParameterError(
                         f"a server decodes methods without sub-processes, and this one asks for {type(step).__name__}"
                     )
+
+
+def _shares_of(running: Sequence[_RunningDecoding]) -> tuple[LayerShare, ...]:
+    """Parts of the layers that not all of these decodings run in the passes that they ask for; fewest sequences first."""
+    depth = max((each.world.layers for each in running), default=0)
+    counts, tokens = np.zeros((2, depth), dtype=np.int64)
+    for each in running:
+        for first, last in each.asked.layers.ranges:
+            counts[first:last] += 1
+            tokens[first:last] += len(each.asked.tokens)
+    layers = Counter(zip(counts.tolist(), tokens.tolist(), strict=True))
+    partial = sorted(each for each in layers if each[0] < len(running))
+    return tuple(LayerShare(layers[each] / depth, *each) for each in partial)
 
 
 class Generators:
@@ -213,11 +279,15 @@ class Generators:
             if isinstance(decoding.step, DraftLimit):
                 decoding.advance(min(limit, decoding.step.longest))
         passes: list[int] = []
-        while waiting := [decoding for decoding in running if decoding.asked.role != "target"]:
+        share = 0.0
+        while waiting := [decoding for decoding in running if decoding.drafts]:
             passes.append(len(waiting))
             for decoding in waiting:
+                if decoding.asked.role == "target":
+                    share = decoding.asked.layers.size / decoding.world.layers
                 decoding.advance(decoding.step)
-        return StepDrafts(np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64), passes)
+        drafted = np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64)
+        return StepDrafts(drafted, passes, share, _shares_of(running))
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""

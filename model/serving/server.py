@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from model.serving.draft_policies import DraftPolicy, StepView
 from model.serving.scheduler import CACHED, DONE, REQUEST, ROW, WANTED, Plan, Scheduler, ServerSettings
-from model.serving.step_prices import RaggedPass, StepPrices
+from model.serving.step_prices import LayerShare, RaggedPass, StepPrices
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,6 +36,10 @@ class StepDrafts(NamedTuple):
     drafted: Integers
     drafts: list[int]
     """Sequences of each pass of the draft."""
+    own_layers: float = 0.0
+    """Share of the target's own layers that each of these passes runs; 0: they are of another model."""
+    shares: tuple[LayerShare, ...] = ()
+    """Parts of the target's layers that not all sequences run in its pass."""
 
 
 class Sequences(NamedTuple):
@@ -155,12 +159,14 @@ class Server:
         cached = table[CACHED, : scheduler.running] if decoding.size == scheduler.running else table[CACHED, decoding]
         seconds, total = 0.0, int(cached.sum())
         for sequences in rounds.drafts:
-            seconds += self.prices.draft(sequences, total * sequences // decoding.size)
+            positions, share = total * sequences // decoding.size, rounds.own_layers
+            seconds += self.prices.own_layers(share, sequences, positions) if share else self.prices.draft(sequences, positions)
         tokens, prompts = decoding.size + int(rounds.drafted.sum()), plan.chunks
         read = sum(each.tokens for each in prompts)
         before = sum(each.tokens * each.before for each in prompts) // read if read else 0
         self._tokens, drafted = tokens, tokens > decoding.size
-        self._seconds = seconds + self.prices.target(RaggedPass(decoding.size, tokens, total, drafted, len(prompts), read, before))
+        over = RaggedPass(decoding.size, tokens, total, drafted, len(prompts), read, before, rounds.shares)
+        self._seconds = seconds + self.prices.target(over)
         return self._seconds
 
     def _limits(self, decoding: Integers) -> int | Integers:

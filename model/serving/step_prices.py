@@ -21,6 +21,14 @@ NODE = 256
 """Distance of the contexts at which a law is evaluated; between them times are interpolated linearly [positions]."""
 
 
+class LayerShare(NamedTuple):
+    """A part of the layers that only some sequences run: its share of all layers, those sequences, and their tokens."""
+
+    share: float
+    sequences: int
+    tokens: int
+
+
 class RaggedPass(NamedTuple):
     """What a pass of the target is over.
 
@@ -32,6 +40,8 @@ class RaggedPass(NamedTuple):
         True if drafted tokens are among them.
     prompts, prompt_tokens, prompt_positions
         Prompts in the pass, their tokens, and the mean of their positions that are cached already.
+    shares
+        Parts of the layers that not all sequences run; prompts run all layers.
     """
 
     sequences: int
@@ -41,6 +51,7 @@ class RaggedPass(NamedTuple):
     prompts: int = 0
     prompt_tokens: int = 0
     prompt_positions: int = 0
+    shares: tuple[LayerShare, ...] = ()
 
 
 class StepPrices(Protocol):
@@ -51,6 +62,9 @@ class StepPrices(Protocol):
 
     def draft(self, sequences: int, positions: int) -> float:
         """Seconds of a pass of the draft for `sequences` sequences with `positions` cached positions altogether [s]."""
+
+    def own_layers(self, share: float, sequences: int, positions: int) -> float:
+        """Seconds of a pass of a share of the target's layers over one token of each sequence, within a step [s]."""
 
 
 @dataclass(eq=False)
@@ -66,6 +80,8 @@ class LawPrices:
         The law.
     draws
         Indices of draws of its coefficients, whose prices `drawn` gives; they are computed together.
+    logits
+        Share of the logits in what a pass takes without overheads: every pass computes them, also one of few layers.
 
     >>> from model.engines import step_law
     >>> law = step_law.load("sglang-qwen3-235b-a22b")
@@ -79,6 +95,7 @@ class LawPrices:
 
     law: StepLaw
     draws: Sequence[int] = ()
+    logits: float = 0.0
     _which: int = 0
     """Index of the coefficients that are used: 0 for the point, then those of the draws."""
     _tables: tuple[dict[Any, list[float]], dict[Any, list[float]]] = field(default_factory=lambda: ({}, {}), repr=False)
@@ -97,8 +114,22 @@ class LawPrices:
         return replace(self, _which=1 + index)
 
     def target(self, over: RaggedPass) -> float:
-        """See `StepPrices`."""
-        sequences, tokens, positions, drafted, prompts, prompt_tokens, prompt_positions = over
+        """See `StepPrices`.
+
+        Where not all sequences run all layers, the step's overhead is paid once, and each layer takes its share of what a pass over
+        the sequences that run it takes.
+        """
+        sequences, tokens, positions, drafted, prompts, prompt_tokens, prompt_positions, shares = over
+        if shares:
+            whole = over._replace(shares=())
+            body, saved = self._body(whole), 0.0
+            for share, fewer, fewer_tokens in shares:
+                held = positions * fewer // sequences if sequences else 0
+                running = over._replace(
+                    sequences=fewer, tokens=fewer_tokens, positions=held, drafted=fewer_tokens > fewer, shares=()
+                )
+                saved += share * (body - self._body(running))
+            return self.target(whole) - (1 - self.logits) * saved
         chunk = prompts, prompt_tokens, round(prompt_positions / NODE) * NODE if prompt_tokens else 0
         if not sequences:
             return self._node(0, 1, 0, False, chunk)
@@ -117,6 +148,23 @@ class LawPrices:
             shape = kernel_times.step_shape(self.law.kernels, *(np.array([float(each)]) for each in (sequences, 0, 0, key[1])))
             found = self._tables[1][key] = _listed(step_terms.draft_seconds(self._coefficients, shape), 1 + len(self.draws))
         return found[self._which]
+
+    def own_layers(self, share: float, sequences: int, positions: int) -> float:
+        """See `StepPrices`; where kernels have times of their own, what the engine adds to a draft's pass is added here too."""
+        added = self._coefficient("draft_pass") if self.law.kernels is not None else 0.0
+        body = self._body(RaggedPass(sequences, sequences, positions))
+        return added + (self.logits + (1 - self.logits) * share) * body
+
+    def _body(self, over: RaggedPass) -> float:
+        """Seconds of a pass without what the engine adds to each step; 0 without any token [s]."""
+        if not over.sequences and not over.prompt_tokens:
+            return 0.0
+        running = self._coefficient("sequence") * (over.sequences + over.prompts)
+        return self.target(over) - self._coefficient("step") - running - self._coefficient("round") * over.drafted
+
+    def _coefficient(self, name: str) -> float:
+        values = self._coefficients.get(name)
+        return 0.0 if values is None else float(values[self._which if values.shape[0] > 1 else 0, 0])
 
     def _at_width(self, sequences: int, width: int, context: float, drafted: bool, chunk: tuple[int, int, int]) -> float:
         """Seconds with `width` tokens of each sequence, between the nodes around their mean context [s]."""

@@ -25,7 +25,7 @@ from model.serving.scheduler import CACHED, DONE, HELD, LEFT, REQUEST, Plan, Sch
 from sim.engine import serving
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from tests.support.serving import LAYERS, METHODS, Linear, Recorded, drawn, served, server, started, trace
+from tests.support.serving import LAYERS, LOSSY, METHODS, Linear, Recorded, drawn, served, server, started, trace
 from tests.support.tiers import examples
 
 LONGEST = 3
@@ -79,7 +79,7 @@ def test_events_of_generators_equal_arrays_step_by_step(
     method: str, rows: list[tuple[int, int, int]], limits: ServerSettings, name: str, clients: int | None, seed: int
 ) -> None:
     load = load_of(rows, clients)
-    name = "off" if method == "autoregressive" else "static" if (method, name) == ("ngram", "oracle") else name
+    name = "off" if method in LOSSY else "static" if (method, name) == ("ngram", "oracle") else name
     law: Any = Lookups.of_rates([0.4, 0.8], 0.6, LONGEST) if method == "ngram" else Iid(0.6)
     outcomes = drawn(law, load, LONGEST, seed, METHODS[method][0])
     outputs: dict[int, list[int]] = {}
@@ -98,7 +98,8 @@ def test_events_of_generators_equal_arrays_step_by_step(
     assert fast.scheduler.preemptions == slow.scheduler.preemptions
     # Every request has all of its own output, with any others in its steps.
     for number, (_, prompt, output) in enumerate(rows):
-        assert outputs[number] == [*range(prompt, prompt + output)]
+        # (What a few layers predict has a minus in a simulation.)
+        assert [*map(abs, outputs[number])] == [*range(prompt, prompt + output)]
 
 
 @given(

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from model.interpret.simulated_answers import DraftOutcomes, World
+from model.interpret.simulated_answers import EARLY_LAYERS, DraftOutcomes, World
 from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.early_exit import algorithm as early_exit
 from model.methods.ngram import algorithm as ngram
+from model.methods.self_speculative import algorithm as self_speculative
+from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.serving import decodings, fast_server
 from model.serving.decodings import Arrays, Drafter, Generators
@@ -23,7 +26,9 @@ from model.serving.server import Server, ServerRequest
 from model.serving.step_prices import RaggedPass
 from model.steps import Steps
 
-LAYERS = 2
+LAYERS = 6
+EXIT = 2
+SHORTEST, LONGEST_OUTPUT = 3, 12
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,16 @@ class Linear:
     rounds: float = 0.0
 
     def target(self, over: RaggedPass) -> float:
-        found = self.step + self.token * over.tokens + self.position * over.positions + self.prompt_token * over.prompt_tokens
+        left_out = sum(each.share * (over.tokens - each.tokens) for each in over.shares)
+        found = -self.token * left_out
+        found += self.step + self.token * over.tokens + self.position * over.positions + self.prompt_token * over.prompt_tokens
         return found + self.rounds * over.drafted
 
     def draft(self, sequences: int, positions: int) -> float:
         return self.drafting + self.drafting_each * sequences
+
+    def own_layers(self, share: float, sequences: int, positions: int) -> float:
+        return self.token * share * sequences
 
 
 class Recorded:
@@ -60,8 +70,21 @@ METHODS: dict[str, tuple[str, Drafter]] = {
     "autoregressive": ("accept", decodings.NONE), "model": ("accept", decodings.MODEL),
     "heads": ("accept", decodings.HEADS), "parallel": ("accept", decodings.PARALLEL),
     "ngram": ("lookup", decodings.NONE),
+    "self": ("accept", decodings.own_layers(EXIT, LAYERS, continues=True)),
+    "self-again": ("accept", decodings.own_layers(EXIT, LAYERS, continues=False)),
+    "early-exit": ("accept", decodings.NONE), "skipdecode": ("accept", decodings.NONE),
 }  # fmt: skip
 """Outcome and draft passes of the methods that are served."""
+
+
+SKIPPING = skipdecode.Parameters(LAYERS, SHORTEST, LAYERS, 0, LONGEST_OUTPUT)
+BUDGETS = {
+    "early-exit": (np.full(LONGEST_OUTPUT, EXIT), LAYERS),
+    "skipdecode": (np.array(skipdecode.schedule(SKIPPING, LONGEST_OUTPUT)), LAYERS),
+}  # fmt: skip
+"""Layers of the token after each number of generated ones."""
+LOSSY = ("autoregressive", *BUDGETS)
+"""Methods that draft nothing."""
 
 
 def started(method: str, longest: int, *, cut: bool = False) -> Callable[[ServerRequest, Any], tuple[Steps, World]]:
@@ -74,6 +97,19 @@ def started(method: str, longest: int, *, cut: bool = False) -> Callable[[Server
             return autoregressive.decode(autoregressive.Parameters(layers=LAYERS), prompt, request.output), World(
                 request.prompt, LAYERS
             )
+        if method == "early-exit":
+            return early_exit.decode(early_exit.Parameters(LAYERS, exit_layer=EXIT), prompt, request.output), World(
+                request.prompt, LAYERS
+            )
+        if method == "skipdecode":
+            # The schedule begins after the prompt, which is then as long as this one.
+            bounds = len(prompt), len(prompt) + LONGEST_OUTPUT
+            own = skipdecode.Parameters(LAYERS, SHORTEST, LAYERS, *bounds)
+            return skipdecode.decode(own, prompt, request.output), World(request.prompt, LAYERS)
+        if method in ("self", "self-again"):
+            early = self_speculative.Parameters(LAYERS, EXIT, longest, reuse=method == "self", **together)
+            world = World(request.prompt, LAYERS, drafts={EARLY_LAYERS: DraftOutcomes("target", outcomes)})
+            return self_speculative.decode(early, prompt, request.output), world
         if method == "ngram":
             own = ngram.Parameters(LAYERS, max(longest, 1), **together)
             return ngram.decode(own, prompt, request.output), World(request.prompt, LAYERS, lookups=outcomes)
@@ -98,7 +134,8 @@ def server(
     if generators:
         made = Generators(started(method, policy.longest), outcomes, finished)
     else:
-        made = Arrays(outcomes, settings.max_num_seqs, METHODS[method][1] if policy.longest else decodings.NONE)
+        drafter = METHODS[method][1] if policy.longest else decodings.NONE
+        made = Arrays(outcomes, settings.max_num_seqs, drafter, BUDGETS.get(method))
     return Server(settings, policy, prices, made, load.request)
 
 
