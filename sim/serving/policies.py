@@ -16,6 +16,8 @@ from model.serving import draft_policies
 from model.serving.draft_policies import DraftPolicy
 from model.serving.step_prices import StepPrices
 from sim.advice.engine_settings import Range
+from sim.serving import served_methods
+from sim.serving.served_methods import MethodSettings
 
 Floats = NDArray[np.float64]
 
@@ -27,6 +29,7 @@ KINDS = {
     "schedule": "schedule, the best draft lengths by running sequences in closed form, as `--settings` prints them",
     "dspark": "dspark, or dspark:K at most: drafted tokens are admitted by their survival",
     "oracle": "oracle, or oracle:K at most: knows what will be accepted; no engine can",
+    **{kind: f"{text}" for kind, text in served_methods.EXAMPLES.items()},
 }  # fmt: skip
 OWN = "schedule"
 """The policy that follows the schedule in closed form."""
@@ -44,6 +47,13 @@ class PolicyName:
     text: str
     longest: int
     make: Make
+    method: MethodSettings | None = None
+    """Settings of a method of its own; None: a chain from the draft."""
+
+    @property
+    def kind(self) -> str:
+        """The name without its settings."""
+        return self.text.partition(":")[0]
 
 
 class Surroundings(NamedTuple):
@@ -59,6 +69,16 @@ class Surroundings(NamedTuple):
     """The schedule in closed form."""
 
 
+def uses_draft(text: str) -> bool:
+    """True if a policy needs the draft, whose acceptance must then be known.
+
+    >>> [uses_draft(text) for text in ("off", "static:3", 'early-exit:{"exit_layer":8}')]
+    [False, True, False]
+    """
+    kind = text.partition(":")[0]
+    return kind != "off" and kind not in served_methods.KINDS
+
+
 def named(text: str, known: int | None = None) -> PolicyName:
     """Read the name of a policy; `known` is the largest draft length that acceptance is known for.
 
@@ -66,6 +86,9 @@ def named(text: str, known: int | None = None) -> PolicyName:
     (3, 3, 4)
     """
     kind, colon, rest = text.partition(":")
+    if kind in served_methods.KINDS:
+        settings = served_methods.settings_of(kind, rest, text)
+        return PolicyName(text, settings.longest, lambda *_: draft_policies.Static(settings.longest), settings)
     alone, needing = kind in ("off", OWN), kind in ("static", "vllm")
     if kind not in KINDS or (alone and colon) or (needing and not rest) or (colon and not rest):
         raise ParameterError(f"policy must be one of {'; '.join(KINDS.values())}; got {checks.shown(text)}")

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from model.advice.acceptance_draws import AcceptanceDraws
+from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import devices, memory_limit
@@ -35,7 +36,7 @@ from model.serving.step_prices import LawPrices
 from sim.advice import engine_settings
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
-from sim.serving import policies, server_trace, study_text, traces
+from sim.serving import policies, served_methods, server_trace, study_text, traces
 from sim.serving.draft_schedules import NOWHERE, SHARE, ContextRow, ScheduleRow, Schedules, SwitchOffLoad, as_ranges
 from sim.serving.policies import PolicyName
 
@@ -176,7 +177,8 @@ class ServedPoint:
             "mean_running": self.figures["mean_running"], "utilization": self.figures["utilization"],
             "kv_utilization": None if num_blocks is None else blocks / num_blocks, "preemptions": int(self.figures["preemptions"]),
             "mean_draft_length": self.figures["mean_draft_length"], "tokens_per_step": self.figures["tokens_per_step"],
-            "stable": self.stable, "requests_per_s_within_slo": self.within_slo,
+            "stable": self.stable, "exact": not self.policy.startswith(served_methods.LOSSY),
+            "requests_per_s_within_slo": self.within_slo,
         }  # fmt: skip
 
 
@@ -211,9 +213,9 @@ class Study:
     def best(self, load: LoadPoint) -> ServedPoint:
         """The point of the policy with the shortest mean time of a request, or with clients the most tokens per second.
 
-        What no engine can do (`oracle`) is left out.
+        What no engine can do (`oracle`) is left out, and so are lossy methods.
         """
-        able = [each for each in self.at(load) if not each.policy.startswith("oracle")] or self.at(load)
+        able = [each for each in self.at(load) if not each.policy.startswith(("oracle", *served_methods.LOSSY))] or self.at(load)
         if load.rate is None:
             return max(able, key=lambda each: each.figures["output_tokens_per_s"])
         return min(able, key=lambda each: (not each.stable, each.figures["mean_e2e_ms"]))
@@ -390,6 +392,7 @@ class StudyPlan:
         servers = servers_of(
             self.settings, policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates, self.passes,
             inputs.replicas, inputs.seed, of.replication, self.ranges if policy.text == policies.OWN else (),
+            None if self.situation.shape is None else self.situation.shape.layers,
         )  # fmt: skip
         found = recorder(requests)
         said = 0
@@ -491,7 +494,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     notes: list[str] = []
     trace = None if inputs.trace is None else traces.read(inputs.trace, limit=inputs.requests)
     lengths, workload = _lengths(inputs, trace)
-    drafting = any(not text.startswith("off") for text in inputs.policies)
+    drafting = any(map(policies.uses_draft, inputs.policies))
     said = inputs.said
     if not drafting:
         if said.log or said.acceptance is not None or said.acceptance_by_position is not None:
@@ -512,10 +515,16 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
             )
     passes = drafter_of(of.draft)
     settings, loads = _settings(inputs, of, notes), _loads(inputs, trace)
+    for each in chosen:
+        if each.method is not None:  # refused before anything runs
+            served_methods.served(each.kind, each.method, None if of.shape is None else of.shape.layers, 1, inputs.seed)
+    lossy = [each.text for each in chosen if each.kind in served_methods.LOSSY]
+    if lossy:
+        notes.append(f"lossy: the output of {', '.join(lossy)} differs from the model's; the best policy is one of the others")
     notes += [*of.notes, *(trace.notes if trace is not None else ())]
     return StudyPlan(
-        inputs, of, acceptance, LawPrices(of.law, range(inputs.replications)), settings, tuple(loads), tuple(chosen), lengths,
-        workload, trace, passes if drafting else decodings.NONE, tuple(notes),
+        inputs, of, acceptance, LawPrices(of.law, range(inputs.replications), _logits(of.shape)), settings, tuple(loads),
+        tuple(chosen), lengths, workload, trace, passes if drafting else decodings.NONE, tuple(notes),
     )  # fmt: skip
 
 
@@ -607,19 +616,31 @@ def _load(
     return DrawnLoad(lengths, count, load.rate, inputs.burstiness, load.concurrency, inputs.seed, replication)
 
 
+def _logits(shape: Shape | None) -> float:
+    """Share of the logits in the weights that a token uses; 0 for an unknown model."""
+    if shape is None:
+        return 0.0
+    logits = shape.vocabulary * shape.hidden
+    return logits / (logits + shape.layers * shape.active_layer_weights)
+
+
 def servers_of(
     settings: ServerSettings, policy: PolicyName, prices: LawPrices, load: Load, rates: Any, passes: Drafter,
-    replicas: int, seed: int, replication: int, ranges: Sequence[Range] = (),
+    replicas: int, seed: int, replication: int, ranges: Sequence[Range] = (), depth: int | None = None,
 ) -> list[Server]:  # fmt: skip
     """Servers of one run, all with the same outcomes of a request."""
+    law, outcome, layers = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), "accept", None
+    if policy.method is not None:
+        longest = max(load.request(number).output for number in range(load.count))
+        found = served_methods.served(policy.kind, policy.method, depth, longest, seed)
+        law, outcome, layers, passes = found.law(replication), found.outcome, found.layers, found.drafter
     outcomes = RequestOutcomes(
-        rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), "accept", policy.longest,
-        lambda number: load.request(number).output, load.count, seed=seed, replication=replication,
-    )  # fmt: skip
+        law, outcome, policy.longest, lambda number: load.request(number).output, load.count, seed=seed, replication=replication
+    )
     passes = passes if policy.longest else decodings.NONE
     around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates, ranges)
     return [
-        Server(settings, policy.make(around), prices, Arrays(outcomes, settings.max_num_seqs, passes), load.request)
+        Server(settings, policy.make(around), prices, Arrays(outcomes, settings.max_num_seqs, passes, layers), load.request)
         for _ in range(replicas)
     ]
 

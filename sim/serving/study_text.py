@@ -12,7 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from model.base import bounded_files
 from model.engines.step_terms import PRIORS
+from sim.serving import served_methods
 
 if TYPE_CHECKING:
     from sim.serving.study import LoadPoint, ServedPoint, Study
@@ -27,6 +29,9 @@ def text(study: Study, width: int = WIDTH) -> str:
         console.print(paragraph, soft_wrap=True)
     console.print()
     console.print(_table(study))
+    for policy in dict.fromkeys(each.policy for each in study.points):
+        if _label(policy) != policy:
+            _bullet(console, f"{_label(policy)}: {policy}", width)
     if any(row.draft_length for row in study.schedule):
         console.print("\nbest draft length by running sequences, in closed form")
         spans = "; ".join(f"{_span(each.first, each.last)}: {each.draft_length or 'off'}" for each in study.ranges)
@@ -57,7 +62,7 @@ def _table(study: Study) -> Table:
         pad_edge=False, padding=(0, 0, 0, 1),
     )  # fmt: skip
     table.add_column("\nload", no_wrap=True)
-    table.add_column("\npolicy", overflow="fold", min_width=9, max_width=22)
+    table.add_column("\npolicy", overflow="fold", min_width=11, max_width=22)
     columns = ("tokens/s\nall", "80 %\ninterval", "TTFT\np50 ms", "\np99", "TPOT\nms", "\np99", "request\nmean s", "\np99",
                "\nrunning", "\nK", "cache\nfull", "pre-\nempted")  # fmt: skip
     for name in columns:
@@ -72,7 +77,7 @@ def _table(study: Study) -> Table:
 def _cells(study: Study, load: LoadPoint | None, each: ServedPoint, best: bool) -> Iterator[str]:
     figures = each.figures
     yield load.text if load is not None else ""
-    yield each.policy + ("*" if best else "") + ("" if each.stable else "!")
+    yield _label(each.policy) + ("*" if best else "") + ("" if each.stable else "!")
     yield _number(figures["output_tokens_per_s"])
     low, high = each.spread.get("output_tokens_per_s", (math.nan, math.nan))
     yield f"{_number(low)}-{_number(high)}"
@@ -85,6 +90,19 @@ def _cells(study: Study, load: LoadPoint | None, each: ServedPoint, best: bool) 
     blocks = study.settings.num_blocks
     yield "-" if blocks is None else f"{figures['mean_blocks'] / blocks:.0%}"
     yield f"{figures['preemptions']:.0f}"
+
+
+def _label(policy: str) -> str:
+    """Name of a policy in a narrow column: that of a method with the values of its settings.
+
+    >>> _label('self-speculative:{"exit_layer": 8, "draft_length": 3}'), _label("static:3")
+    ('self-spec:8,3', 'static:3')
+    """
+    kind, _, settings = policy.partition(":")
+    if kind not in served_methods.KINDS:
+        return policy
+    values = ",".join(str(each).replace(" ", "") for each in bounded_files.json_of(settings).values())
+    return f"{kind.replace('self-speculative', 'self-spec')}:{values}"
 
 
 def _number(value: float) -> str:

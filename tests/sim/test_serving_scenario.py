@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 import sim
 from model.base.checks import ParameterError
+from model.serving.step_prices import LayerShare, RaggedPass
 from sim.commands.sim_app import app
 from sim.reporting import scenario_toml
 from sim.runs.sweep import RunError
-from sim.serving import draft_schedules, load_scenario, server_trace, serving_run, serving_schema, study, traces
+from sim.serving import draft_schedules, load_scenario, served_methods, server_trace, serving_run, serving_schema, study, traces
 from sim.serving.study import RunOf
 
 LAW = "sglang-qwen3-235b-a22b"
@@ -357,3 +358,83 @@ def test_progress_says_requests_and_simulated_time() -> None:
     said: list[str] = []
     study.serve(load_scenario.inputs_of(tables(load={"requests": 250}, scenario={"replications": 0})), said.append)
     assert any(re.fullmatch(r"2 clients, off \(run 1 of 4\): \d+ of 250 requests, [\d,]+ s simulated", each) for each in said)
+
+
+METHODS = [
+    'self-speculative:{"exit_layer":2,"draft_length":3,"acceptance":0.8,"layers":8}',
+    'self-speculative:{"exit_layer":8,"draft_length":2,"acceptance":"0.5..0.7","layers":8,"reuse":false,"skipped_layers":4}',
+    'ngram:{"draft_length":4,"hit_rate":[0.2,0.6],"acceptance":0.6}', 'early-exit:{"exit_layer":6,"layers":8}',
+    'skipdecode:{"min_layers":4,"layers":8}',
+]  # fmt: skip
+LLAMA = {"system": {"engine_law": None, "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm"}}
+
+
+def with_methods(*policies: str, **changes: Any) -> study.Study:
+    own = [each.replace(',"layers":8', "").replace('"exit_layer":8', '"exit_layer":32') for each in policies]
+    return study.serve(load_scenario.inputs_of(tables(server={"policies": own}, **LLAMA, **changes)))
+
+
+def test_methods_are_served_side_by_side() -> None:
+    found = with_methods("off", *METHODS)
+    off, own, again, ngram, early, skipping = found.at(found.loads[0])
+    assert [each.figures["mean_draft_length"] for each in (off, own, again, early, skipping)] == [0, 3, 2, 0, 0]
+    assert 0 < ngram.figures["mean_draft_length"] < 4
+    assert [row["exact"] for row in found.rows[:6]] == [True] * 4 + [False] * 2
+    assert found.best(found.loads[0]) in (off, own, again, ngram)
+    assert any(note.startswith("lossy: ") for note in found.notes)
+    # A quarter fewer layers save less than a quarter of a token's time: logits and the step's overhead stay.
+    saved = 1 - early.figures["mean_tpot_ms"] / off.figures["mean_tpot_ms"]
+    exits = with_methods("off", 'early-exit:{"exit_layer":24}')
+    quarter = 1 - exits.points[1].figures["mean_tpot_ms"] / exits.points[0].figures["mean_tpot_ms"]
+    assert 0.1 < quarter < 0.25
+    assert saved > quarter
+    text = str(found)
+    assert "ngram:4,[0.2,0.6],0.6: ngram:" in text
+
+
+def test_all_layers_are_plain_decoding() -> None:
+    whole = with_methods("off", 'early-exit:{"exit_layer":32}', 'skipdecode:{"min_layers":32}')
+    off, early, skipping = whole.at(whole.loads[1])
+    assert early.figures == off.figures == skipping.figures
+
+
+def test_a_round_of_self_speculation_takes_its_layers_once() -> None:
+    """One sequence, every draft accepted: K + 1 passes of the first layers and one of the others, in one step."""
+    found = study.plan(load_scenario.inputs_of(tables(server={"policies": ["off"]}, **LLAMA)))
+    prices, share = found.prices, 8 / 32
+    tokens = RaggedPass(1, 4, 600, True, shares=(LayerShare(share, 0, 0),))
+    taken = 4 * prices.own_layers(share, 1, 600) + prices.target(tokens)
+    coefficients = {name: prices.law.coefficients[name] for name in ("step", "sequence", "round", "draft_pass")}
+    one, four = (prices.target(RaggedPass(1, each, 600, each > 1)) for each in (1, 4))
+    added = coefficients["step"] + coefficients["sequence"]
+    body, wide = one - added, four - added - coefficients["round"]
+    early = prices.logits + (1 - prices.logits) * share
+    late = prices.logits + (1 - prices.logits) * (1 - share)
+    assert 0.03 < prices.logits < 0.15  # 128,256 words of 4,096 in 8 billion parameters
+    expected = added + coefficients["round"] + 4 * (early * body + coefficients["draft_pass"]) + late * wide
+    assert taken == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [("early-exit", "must have its settings as JSON"), ("early-exit:{}", "early-exit.exit_layer is required"),
+     ('early-exit:{"exit_layer":40}', "exit_layer must be between 1 and layers=32, got 40"),
+     ('ngram:{"draft_length":4,"hit_rate":[0.1,0.2,0.3],"acceptance":0.6}', "hit_rate must be a number, or two"),
+     ('ngram:{"draft_length":4,"hit_rate":0.1}', "ngram.acceptance is required and has no default"),
+     ('self-speculative:{"exit_layer":8,"draft_length":0,"acceptance":0.5}', "draft_length must be between 1 and"),
+     ('skipdecode:{"min_layers":16,"longest_output":0}', "longest_output must be at least"),
+     ('early-exit:{"exit_layer":4,"layers":16}', "early-exit.layers must be 32"),
+     ('early-exit:{"exit_layr":4}', "unknown key early-exit.exit_layr")],
+)  # fmt: skip
+def test_settings_of_methods_are_refused_in_a_line(policy: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(message)) as error:
+        study.plan(load_scenario.inputs_of(tables(server={"policies": [policy]}, **LLAMA)))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_method_needs_the_depth_of_the_model() -> None:
+    own = served_methods.settings_of("early-exit", '{"exit_layer":4}', "")
+    with pytest.raises(ParameterError, match="needs the layers of the model"):
+        served_methods.served("early-exit", own, None, 8, 0)
+    own = served_methods.settings_of("early-exit", '{"exit_layer":4,"layers":6}', "")
+    assert served_methods.served("early-exit", own, None, 8, 0).layers[1] == 6  # type: ignore[index]
