@@ -296,12 +296,13 @@ def play(x: Example, *, events: bool = False, generators: bool = False, replicas
 
 @drawn
 def loads(
-    draw: DrawFn, /, methods: Sequence[str] = (*METHODS,), per: int = 4, most_requests: int = 5, most_seqs: int = 4,
-    most_prompt: int = 6, most_output: int = 5, longest: int = 3, *, clients: bool = True, tight: bool = True, **fields: Any,
+    draw: DrawFn, /, methods: Sequence[str] = (*METHODS,), per: int = 4, least_requests: int = 1, most_requests: int = 5,
+    most_seqs: int = 4, least_prompt: int = 1, most_prompt: int = 6, most_output: int = 5, longest: int = 3, *,
+    clients: bool = True, tight: bool = True, **fields: Any,
 ) -> Example:  # fmt: skip
     """Draw loads and settings; tight caches preempt sequences."""
-    count = draw(st.integers(1, most_requests))
-    rows = st.tuples(st.integers(0, 6), st.integers(1, most_prompt), st.integers(1, most_output)).map(list)
+    count = draw(st.integers(least_requests, most_requests))
+    rows = st.tuples(st.integers(0, 6), st.integers(least_prompt, most_prompt), st.integers(1, most_output)).map(list)
     method = draw(st.sampled_from(methods))
     length = 0 if method == "autoregressive" else draw(st.integers(1, longest))
     example = {

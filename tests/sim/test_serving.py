@@ -373,8 +373,8 @@ def test_without_random_outcomes_the_closed_form_is_exact(running: int) -> None:
     load = DrawnLoad(RequestLengths(1, 8), 8 * running, concurrency=running)
     prices = Linear()
     found = served(load, server(load, Static(0), prices, drawn(Iid(0.5), load, 0), ServerSettings()))
-    # All 8 tokens are decoded in rounds here, where a prompt of one token has no pass of its own.
-    steady = ClosedForm(prices, 1.0, 0, 0, Workload(1, 9)).at_concurrency(running)
+    # All requests begin together; a prompt of one token has no pass of its own, so that all 8 tokens are decoded in rounds.
+    steady = ClosedForm(prices, 1.0, 0, 0, Workload(1, 8)).at_concurrency(running)
     assert (found.end - found.arrival).tolist() == pytest.approx([steady.e2e_s] * load.count)
 
 
