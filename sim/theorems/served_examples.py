@@ -1,16 +1,16 @@
 """Examples for theorems on servers: requests, settings and outcomes as plain values, played with everything that a step did.
 
-An example has `requests`: [gap after the arrival before, prompt tokens, output tokens] of each; `per`: parts of a second in which
-gaps and `prices` are counted (4: all sums of times are exact); the settings `seqs`, `batched`, `block`, `spare` (blocks beyond
-those of the largest request; None: as many as are needed), `lookahead`; `clients` (None: requests arrive at their own times);
-`method` and `draft_length`; and `outcomes`: the draft that starts at output position j of request i has `outcomes[i + j]` accepted
-tokens, counted cyclically. `falling` halves the draft length where more than one sequence decodes.
+An example has `requests`: [gap after the arrival before, prompt tokens, output tokens] of each; `per`: the parts of a second in
+which gaps and `prices` (those that are not 0) are counted, where sums of quarters are exact; the settings `seqs`, `batched`,
+`block`, `spare` (blocks beyond those of the largest request; None: as many as are needed), `lookahead`; `clients` (None: requests
+arrive at their own times); `method` and `draft_length`; and `outcomes`: the draft that starts at output position j of request i has
+`outcomes[i + j]` accepted tokens, counted cyclically. `falling` halves the draft length where more than one sequence decodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -204,7 +204,8 @@ class GivenOutcomes:
     def __init__(self, x: Example) -> None:
         self.outcome = METHODS[x["method"]][0]
         self._outputs = [output for *_, output in x["requests"]]
-        self._values, self._longest = x["outcomes"], x["draft_length"]
+        self._values: list[int] = x["outcomes"]
+        self._longest: int = x["draft_length"]
 
     def of(self, number: int) -> Integers:
         """Outcomes of one request by output position."""
@@ -222,7 +223,7 @@ class GivenOutcomes:
 
 def starter(method: str, longest: int, *, cut: bool = False) -> Callable[[ServerRequest, Any], tuple[Steps, World]]:
     """Start a request's algorithm with its outcomes; `cut`: drafts end with the output, as where nothing else runs."""
-    together = {"sequences": 1 if cut else 2}
+    sequences = 1 if cut else 2
 
     def decode(request: ServerRequest, row: Any) -> tuple[Steps, World]:
         prompt, outcomes = [*range(request.prompt)], row.tolist()
@@ -230,9 +231,9 @@ def starter(method: str, longest: int, *, cut: bool = False) -> Callable[[Server
             own = autoregressive.Parameters(layers=LAYERS)
             return autoregressive.decode(own, prompt, request.output), World(request.prompt, LAYERS)
         if method == "ngram":
-            looks_up = ngram.Parameters(LAYERS, max(longest, 1), **together)
+            looks_up = ngram.Parameters(LAYERS, max(longest, 1), sequences=sequences)
             return ngram.decode(looks_up, prompt, request.output), World(request.prompt, LAYERS, lookups=outcomes)
-        drafts = speculative.Parameters(LAYERS, longest, drafter=method, **together)
+        drafts = speculative.Parameters(LAYERS, longest, drafter=method, sequences=sequences)
         world = World(request.prompt, LAYERS, drafts={"draft": DraftOutcomes("target", outcomes)})
         return speculative.decode(drafts, prompt, request.output), world
 
@@ -257,8 +258,8 @@ def settings_of(x: Example) -> ServerSettings:
 
 
 def prices_of(x: Example) -> LinearPrices:
-    """The prices of an example."""
-    return LinearPrices(**{name: value / x["per"] for name, value in x["prices"].items()})
+    """The prices of an example; those that it leaves out are 0."""
+    return LinearPrices(**{each.name: x["prices"].get(each.name, 0) / x["per"] for each in fields(LinearPrices)})
 
 
 def policy_of(x: Example) -> DraftPolicy:
@@ -267,7 +268,9 @@ def policy_of(x: Example) -> DraftPolicy:
     return BatchSchedule([(1, 1, longest), (2, 2, longest // 2)]) if x.get("falling") else Static(longest)
 
 
-def play(x: Example, *, events: bool = False, generators: bool = False, replicas: int = 1, router: str = "least-loaded") -> ObservedRun:
+def play(
+    x: Example, *, events: bool = False, generators: bool = False, replicas: int = 1, router: str = "least-loaded"
+) -> ObservedRun:
     """Serve the requests of an example: in a loop or by events, with arrays of outcomes or with the algorithms' generators."""
     from sim.engine import serving  # loads simpy
 
@@ -298,7 +301,7 @@ def play(x: Example, *, events: bool = False, generators: bool = False, replicas
 def loads(
     draw: DrawFn, /, methods: Sequence[str] = (*METHODS,), per: int = 4, least_requests: int = 1, most_requests: int = 5,
     most_seqs: int = 4, least_prompt: int = 1, most_prompt: int = 6, most_output: int = 5, longest: int = 3, *,
-    clients: bool = True, tight: bool = True, **fields: Any,
+    clients: bool = True, tight: bool = True, **more: Any,
 ) -> Example:  # fmt: skip
     """Draw loads and settings; tight caches preempt sequences."""
     count = draw(st.integers(least_requests, most_requests))
@@ -314,12 +317,19 @@ def loads(
         "outcomes": draw(st.lists(st.integers(0, length), min_size=1, max_size=4)) if length else [0],
         "prices": draw(prices()),
     }  # fmt: skip
-    return example | {name: draw(strategy) for name, strategy in fields.items()}
+    return example | {name: draw(strategy) for name, strategy in more.items()}
 
 
-def prices(**fields: Any) -> SearchStrategy[Example]:
-    """Draw linear prices in parts of a second."""
-    given = {"step": st.integers(1, 6)} | {
-        name: st.integers(0, 2) for name in ("token", "position", "prompt_token", "drafting", "drafting_each", "rounds")
-    }
-    return st.fixed_dictionaries(given | fields)
+def prices(**more: SearchStrategy[int]) -> SearchStrategy[Example]:
+    """Draw linear prices in parts of a second; they print short without those that are 0."""
+    given = {each.name: st.integers(0, 2) for each in fields(LinearPrices)} | {"step": st.integers(1, 6)}
+    return _non_zero(given | more)
+
+
+def constant_prices(**more: SearchStrategy[int]) -> SearchStrategy[Example]:
+    """Draw the time of a step, which does not depend on its sequences, and `more` prices."""
+    return _non_zero({"step": st.integers(1, 6), **more})
+
+
+def _non_zero(strategies: dict[str, SearchStrategy[int]]) -> SearchStrategy[Example]:
+    return st.fixed_dictionaries(strategies).map(lambda drawn: {name: value for name, value in drawn.items() if value})
