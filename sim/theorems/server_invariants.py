@@ -19,6 +19,7 @@ from sim.theorems.served_examples import (
     ObservedRun,
     loads,
     play,
+    prices_of,
     requests_of,
     settings_of,
     starter,
@@ -51,8 +52,9 @@ def every_token_is_served(x: Example) -> None:
     equal("free rows", sorted(scheduler.free_rows), [*range(x["seqs"])])
 
 
-@theorem("50b", "Each running sequence holds exactly the blocks of the most positions that its passes needed since it was admitted;"
-         " those in use and the free ones are all blocks.",
+@theorem("50b", "Positions of a running sequence that are cached or left to read are those of its prompt and its tokens; it holds"
+         " exactly the blocks of the most positions that its passes needed since it was admitted. Those and the free ones are all"
+         " blocks.",
          source="conservation", given=loads)
 def blocks_are_those_of_positions(x: Example) -> None:
     run, settings = play(x), settings_of(x)
@@ -60,6 +62,9 @@ def blocks_are_those_of_positions(x: Example) -> None:
     for planned in run.scheduler.plans:
         plan, after = planned.plan, planned.after
         running = after[REQUEST].tolist()
+        for number, left, cached, done in zip(*after[[REQUEST, LEFT, CACHED, DONE]].tolist(), strict=True):
+            known = left + cached if left else cached + 1  # the last token is read by the next pass
+            equal(f"known positions of request {number}", known, x["requests"][number][1] + done)
         held = {number: held.get(number, 0) for number in running}
         needed = dict.fromkeys(plan.admitted, 1)
         for column, limit in zip(plan.decoding.tolist(), plan.limits.tolist(), strict=True):
@@ -135,7 +140,8 @@ def littles_law_of_the_batch(x: Example) -> None:
         equal("integral of running sequences", run.totals.running_time, own)
 
 
-@theorem("51c", "Requests are admitted in order of arrival; the queue is in that order in each step, preempted requests included.",
+@theorem("51c", "Requests are admitted in order of arrival, each before its first token; the queue is in that order in each step,"
+         " preempted requests included.",
          source="first come, first served", given=loads)
 def first_come_first_served(x: Example) -> None:
     run = play(x)
@@ -144,6 +150,9 @@ def first_come_first_served(x: Example) -> None:
     for planned in run.scheduler.plans:
         queue = [each.request for each in planned.waiting]
         equal("requests that wait", queue, sorted(queue))
+    for number, times in enumerate(zip(*(each.tolist() for each in (run.arrival, run.admitted, run.first, run.end)), strict=True)):
+        equal(f"arrival, admission, first token and end of request {number} in order", [*times], sorted(times))
+        at_most(f"admission of request {number}, a step before its first token", times[1] + prices_of(x).step, times[2])
     for earlier, later in zip(run.admitted.tolist(), run.admitted.tolist()[1:], strict=False):
         at_most("admission of a request, against that of the next one", earlier, later)
 

@@ -8,7 +8,7 @@ from simpy.events import Event
 
 from model.serving import decodings, recorder
 from model.serving.closed_form import ClosedForm
-from model.serving.scheduler import CACHED, LEFT, Scheduler, ServerSettings
+from model.serving.scheduler import Scheduler, ServerSettings
 from model.serving.server import Server
 from sim.engine import serving
 from sim.theorems import replay, select
