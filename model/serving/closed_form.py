@@ -2,11 +2,12 @@
 
 With R running sequences, each step verifies R (K + 1) tokens after the draft's passes, and emits R AL tokens (AL: mean tokens of
 a round). A request of P prompt and N output tokens takes one pass of its prompt, which gives its first token, and (N - 1) / AL
-rounds. Prompts of other requests lengthen rounds: each finished request brings the next one's prompt.
+rounds; with a prompt of one token, N / AL rounds. Prompts of other requests lengthen rounds: each finished request brings the next
+one's prompt.
 
 It holds where sequences make progress independently of each other, the cache suffices, prompts fit a pass, and N is much larger
-than AL.
-Simulations tend to it (`sim check --method serving`).
+than AL. With plain decoding and steps that cost a constant and tokens its error is bounded on every path (theorems 55a and 55b of
+`sim check --method serving`); other simulations tend to it.
 """
 
 from __future__ import annotations
@@ -73,8 +74,13 @@ class ClosedForm:
 
     @property
     def rounds(self) -> float:
-        """Rounds of a request after its first token."""
-        return max(self.workload.output - 1, 0.0) / self.acceptance_length
+        """Rounds of a request, after the first token if the pass of a prompt gives it."""
+        return max(self.workload.output - self._first, 0.0) / self.acceptance_length
+
+    @property
+    def _first(self) -> float:
+        """Tokens that the pass of a prompt gives: none if the prompt is a single token, which a round reads."""
+        return 1.0 if self.workload.prompt > 1 else 0.0
 
     def round_seconds(self, running: float) -> float:
         """Seconds of a step of `running` sequences without prompts [s]."""
@@ -108,8 +114,7 @@ class ClosedForm:
         """
         checks.number("running", running, 1)
         rounds = self.rounds
-        first = 1.0 if self.workload.prompt > 1 else 0.0
-        base = (rounds + first) * self.round_seconds(running)
+        base = (rounds + self._first) * self.round_seconds(running)
         e2e = base + running * self.prompt_seconds(running)
         rate = running / e2e
         decoded = max(self.workload.output - 1, 1.0)
@@ -142,8 +147,8 @@ class ClosedForm:
         return Steady(running, rate, rate * self.workload.output, tpot, e2e)
 
     def first_seconds(self, running: float) -> float:
-        """Time of the pass that reads a request's prompt and gives its first token [s]; 0 without a prompt."""
-        return self.round_seconds(running) + self.prompt_seconds(running) if self.workload.prompt > 1 else 0.0
+        """Time of the pass that gives a request's first token, and reads its prompt [s]."""
+        return self.round_seconds(running) + self.prompt_seconds(running)
 
 
 def bound(

@@ -85,8 +85,9 @@ def serve(
                 if sent < load.count:
                     submit(sent)
                     sent += 1
-            for other in sorted(idle):
-                begin(other)
         begin(index)
         if finished:
+            if load.concurrency is not None:
+                for other in sorted(idle):
+                    begin(other)
             progress(recorder.finished, now)

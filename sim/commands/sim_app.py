@@ -479,7 +479,7 @@ def audit(
 @app.command(cls=DocumentedCommand)
 @guarded
 def check(
-    method: Annotated[str | None, typer.Option(help="Method to check. Default: all.")] = None,
+    method: Annotated[str | None, typer.Option(help="Method to check, or serving: a server under load. Default: all.")] = None,
     examples: Annotated[int, typer.Option(min=1, help="Examples per theorem.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the examples.")] = 0,
     theorem: Annotated[list[str] | None, typer.Option("--theorem", help="Theorem number, such as 21a; may be repeated.")] = None,

@@ -1,6 +1,7 @@
 """Servers in SimPy: arrivals, replicas and their steps as events.
 
-Arrivals precede ends of steps of the same time, so that a step that begins then sees them.
+Arrivals precede ends of steps of the same time, so that a step that begins then sees them. A server that sleeps and is given a
+request begins before other steps of that time end.
 """
 
 from __future__ import annotations
@@ -53,15 +54,19 @@ class _Service:
     def wake(self) -> None:
         for index in sorted(self.asleep):
             if self.servers[index].load:
-                self.asleep.pop(index).succeed()
+                self._soon(self.asleep.pop(index), 0.0)
+
+    def _soon(self, event: Event, delay: float) -> None:
+        """Let an event happen before all ends of steps of its time."""
+        event._ok, event._value = True, None
+        self.env.schedule(event, priority=URGENT, delay=delay)
 
     def arrivals(self) -> Generator[Event, Any, None]:
         env, load = self.env, self.load
         while self.sent < load.count:
             arrival = load.request(self.sent).arrival
             due = Event(env)
-            due._ok, due._value = True, None
-            env.schedule(due, priority=URGENT, delay=arrival - env.now)
+            self._soon(due, arrival - env.now)
             yield due
             last = self.sent
             while last < load.count and load.request(last).arrival == arrival:

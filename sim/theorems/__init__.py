@@ -17,7 +17,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from model.base import checks, strict_json
-from sim.theorems import engine_invariants, of_methods, speedup_bound
+from sim.theorems import engine_invariants, of_methods, server_invariants, server_laws, speedup_bound
 from sim.theorems.theorem import Example, Theorem
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ def _of_methods() -> Iterator[Theorem]:
             yield from importlib.import_module(f"{of_methods.__name__}.{name.removesuffix('.py')}").THEOREMS
 
 
+_SHARED = (engine_invariants, speedup_bound, server_invariants, server_laws)
 THEOREMS = tuple(
-    sorted((*_of_methods(), *engine_invariants.THEOREMS, *speedup_bound.THEOREMS), key=lambda theorem: theorem.method)
+    sorted((*_of_methods(), *(each for module in _SHARED for each in module.THEOREMS)), key=lambda theorem: theorem.method)
 )
 
 ENOUGH = 200

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.serving import decodings, draft_policies
 from model.serving.draft_policies import Adaptive, AdmittedBySurvival, BatchSchedule, Goodput, Oracle, Static, StepView
-from tests.support.serving import Linear
+from sim.theorems.served_examples import LinearPrices
 
 MODEL = decodings.MODEL
 
@@ -78,7 +78,7 @@ def test_the_adaptive_rule_keeps_a_state_for_each_slot() -> None:
 
 @given(rate=st.floats(0.05, 0.95), sequences=st.integers(1, 40), token=st.floats(0, 0.2), drafting=st.floats(0, 0.5))
 def test_goodput_takes_the_best_length_of_its_estimate(rate: float, sequences: int, token: float, drafting: float) -> None:
-    prices = Linear(step=1.0, token=token, drafting=drafting)
+    prices = LinearPrices(step=1.0, token=token, drafting=drafting)
     policy = Goodput(5, prices, MODEL, prior=(1000 * rate, 1000))
     speeds = [
         sequences * sum(rate**each for each in range(length + 1))
@@ -90,7 +90,7 @@ def test_goodput_takes_the_best_length_of_its_estimate(rate: float, sequences: i
 
 def test_goodput_learns_the_rate_of_tested_tokens() -> None:
     """3 drafted, 1 accepted: 2 tested. The estimate tends to accepted over tested."""
-    policy = Goodput(3, Linear(), MODEL)
+    policy = Goodput(3, LinearPrices(), MODEL)
     for _ in range(3000):
         told(policy, [3, 0], [1, 0])
     assert policy.rate == pytest.approx(0.5, abs=1e-3)
@@ -99,7 +99,7 @@ def test_goodput_learns_the_rate_of_tested_tokens() -> None:
 @given(st.lists(st.floats(0.1, 0.95), min_size=1, max_size=4), st.integers(1, 6), st.floats(0.02, 0.3))
 def test_admission_by_survival_is_the_best_of_all_numbers(rates: list[float], count: int, token: float) -> None:
     """Where time grows linearly with tokens, no other number of admitted tokens is faster."""
-    prices = Linear(step=1.0, token=token, drafting=0.0)
+    prices = LinearPrices(step=1.0, token=token, drafting=0.0)
     policy = AdmittedBySurvival(rates, prices, MODEL, 8)
     slots = sorted((float(np.prod(rates[: each + 1])) for each in range(len(rates)) for _ in range(count)), reverse=True)
     speeds = [(count + sum(slots[:number])) / (1 + token * (count + number)) for number in range(len(slots) + 1)]
@@ -109,7 +109,7 @@ def test_admission_by_survival_is_the_best_of_all_numbers(rates: list[float], co
 
 
 def test_sequences_that_accept_more_are_admitted_more() -> None:
-    policy = AdmittedBySurvival([0.6] * 4, Linear(step=1.0, token=0.15, drafting=0.0), MODEL, 8)
+    policy = AdmittedBySurvival([0.6] * 4, LinearPrices(step=1.0, token=0.15, drafting=0.0), MODEL, 8)
     for _ in range(40):
         told(policy, [4, 4], [4, 0])
     first, second = policy.limits(view(2)).tolist()
@@ -121,7 +121,7 @@ def test_sequences_that_accept_more_are_admitted_more() -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.floats(0, 0.4), st.floats(0, 0.4))
 def test_the_oracle_drafts_nothing_in_vain(ahead: list[int], token: float, drafting: float) -> None:
-    prices = Linear(step=1.0, token=token, drafting=drafting)
+    prices = LinearPrices(step=1.0, token=token, drafting=drafting)
     chosen = Oracle(4, prices, MODEL).limits(view(len(ahead), ahead))
     assert (chosen <= ahead).all()
 

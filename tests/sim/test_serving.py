@@ -1,4 +1,4 @@
-"""Servers under load: laws of queues and schedulers, two clocks that agree, and decodings that stay what they are alone."""
+"""Servers under load: policies on two clocks, budgets, and laws in the mean; laws of every path are theorems of `serving`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from model.base.checks import ParameterError
-from model.costs.layer_times import UnitCost
 from model.outcomes.lookup_laws import Lookups
 from model.outcomes.outcome_laws import Iid
 from model.serving import closed_form, decodings, draft_policies, fast_server
@@ -21,15 +21,14 @@ from model.serving.draft_policies import Adaptive, AdmittedBySurvival, BatchSche
 from model.serving.loads import DrawnLoad, RequestLengths, TracedLoad, TracedRequests
 from model.serving.recorder import Recorder
 from model.serving.request_outcomes import RequestOutcomes
-from model.serving.scheduler import CACHED, DONE, HELD, LEFT, REQUEST, Plan, Scheduler, ServerSettings
+from model.serving.scheduler import DONE, Scheduler, ServerSettings
 from sim.engine import serving
-from sim.engine.cluster import Cluster
-from sim.engine.events import simulate
-from tests.support.serving import LAYERS, LOSSY, METHODS, Linear, Recorded, drawn, served, server, started, trace
+from sim.theorems.served_examples import METHODS, UNDRAFTED, LinearPrices
+from tests.support.serving import Recorded, drawn, served, server, trace
 from tests.support.tiers import examples
 
 LONGEST = 3
-PRICES = Linear(position=0.0625, prompt_token=0.125, drafting_each=0.125, rounds=0.5)
+PRICES = LinearPrices(position=0.0625, prompt_token=0.125, drafting_each=0.125, rounds=0.5)
 POLICIES: dict[str, Callable[[], DraftPolicy]] = {
     "off": lambda: Static(0), "static": lambda: Static(LONGEST), "vllm": lambda: BatchSchedule([(1, 2, 3), (3, 8, 1)]),
     "sglang": lambda: Adaptive({1: [0, 1, 3], 3: [0, 2]}), "goodput": lambda: Goodput(LONGEST, PRICES, decodings.MODEL),
@@ -79,7 +78,7 @@ def test_events_of_generators_equal_arrays_step_by_step(
     method: str, rows: list[tuple[int, int, int]], limits: ServerSettings, name: str, clients: int | None, seed: int
 ) -> None:
     load = load_of(rows, clients)
-    name = "off" if method in LOSSY else "static" if (method, name) == ("ngram", "oracle") else name
+    name = "off" if method in UNDRAFTED else "static" if (method, name) == ("ngram", "oracle") else name
     law: Any = Lookups.of_rates([0.4, 0.8], 0.6, LONGEST) if method == "ngram" else Iid(0.6)
     outcomes = drawn(law, load, LONGEST, seed, METHODS[method][0])
     outputs: dict[int, list[int]] = {}
@@ -102,122 +101,7 @@ def test_events_of_generators_equal_arrays_step_by_step(
         assert [*map(abs, outputs[number])] == [*range(prompt, prompt + output)]
 
 
-@given(
-    rows=requests, limits=limits, replicas=st.integers(1, 3), router=st.sampled_from([*fast_server.ROUTERS]),
-    clients=st.none() | st.integers(1, 5),
-)  # fmt: skip
-@settings(max_examples=examples(60, 300), deadline=None)
-def test_replicas_are_the_same_on_both_clocks(
-    rows: list[tuple[int, int, int]], limits: ServerSettings, replicas: int, router: str, clients: int | None
-) -> None:
-    load = load_of(rows, clients)
-    outcomes = drawn(Iid(0.6), load, LONGEST)
-
-    def run(drive: Any) -> Recorder:
-        made = [server(load, Static(LONGEST), PRICES, outcomes, limits) for _ in range(replicas)]
-        return served(load, *made, drive=drive, router=fast_server.ROUTERS[router])
-
-    equal(run(fast_server.serve), run(serving.serve))
-
-
-@given(
-    row=st.lists(st.integers(0, LONGEST), min_size=1, max_size=12), method=st.sampled_from(["model", "heads", "parallel"]),
-    length=st.integers(1, LONGEST), verify=st.sampled_from([0.0, 0.25]),
-)  # fmt: skip
-@settings(max_examples=examples(60, 400), deadline=None)
-def test_one_sequence_takes_what_it_takes_alone(row: list[int], method: str, length: int, verify: float) -> None:
-    """With a prompt of one token, to the last bit: the server adds nothing of its own."""
-    load, outcomes = trace([0.0], [1], [len(row)]), Recorded([[min(each, length) for each in row]])
-    prices = Linear(step=LAYERS * (1 - verify), token=LAYERS * verify, drafting=LAYERS * 0.25)
-    under = served(
-        load, server(load, Static(length), prices, outcomes, ServerSettings(), method, generators=True), drive=serving.serve
-    )
-    steps, world = started(method, length)(load.request(0), outcomes.of(0))
-    widths = tuple((width, 1 - verify + verify * width) for width in range(1, length + 2))
-    cost = UnitCost(LAYERS, cost_ratio=0.25, verify_cost=widths)
-    alone = simulate(steps, len(row), Cluster(1), cost, world)
-    assert under.end[0] == alone.latency
-    assert under.totals.steps == len(alone.commits)
-
-
-# --- Conservation, order, budgets ---
-
-
-class Watched:
-    """A server's limits, checked at every step."""
-
-    def __init__(self, limits: ServerSettings, load: TracedLoad, replicas: int = 1) -> None:
-        self.limits, self.waiting = limits, 0.0
-        self.servers = [server(load, Static(LONGEST), PRICES, drawn(Iid(0.6), load, LONGEST), limits) for _ in range(replicas)]
-        for each in self.servers:
-            each.end = self._checked(each.end)  # type: ignore[method-assign]
-            each.scheduler.plan = self._planned(each.scheduler, each.scheduler.plan, load)  # type: ignore[method-assign]
-
-    def _planned(self, scheduler: Scheduler, plan: Callable[..., Plan], load: TracedLoad) -> Callable[..., Plan]:
-        """A plan whose table is checked: every position that is known is cached or read, and has a block."""
-        of = self.limits
-
-        def planned(limit: Any) -> Plan:
-            found, table, running = plan(limit), scheduler.table, scheduler.running
-            asked = [load.request(number) for number in table[REQUEST, :running].tolist()]
-            known = np.array([each.prompt for each in asked], dtype=int) + table[DONE, :running]
-            left, cached, held = table[LEFT, :running], table[CACHED, :running], table[HELD, :running]
-            assert np.array_equal(np.where(left == 0, cached + 1, left + cached), known)
-            assert of.num_blocks is None or scheduler.free + held.sum() == of.num_blocks
-            needed = cached.copy()
-            needed[found.decoding] += 1 + (1 + of.lookahead) * found.limits
-            for chunk in found.chunks:
-                needed[chunk.column] += chunk.tokens
-            assert (held * of.block_size >= needed).all()
-            assert not (found.preempted and found.admitted)
-            waiting = [each.request for each in scheduler.waiting]
-            assert waiting == sorted(waiting)
-            return found
-
-        return planned
-
-    def _checked(self, end: Callable[[], Any]) -> Callable[[], Any]:
-        def checked() -> Any:
-            record, finished = end()
-            of = self.limits
-            assert record.sequences + record.drafted + record.prompt_tokens <= of.max_num_batched_tokens
-            assert record.sequences <= record.running <= of.max_num_seqs
-            assert of.num_blocks is None or 0 <= record.blocks <= of.num_blocks
-            assert record.emitted >= record.sequences
-            return record, finished
-
-        return checked
-
-
-@given(rows=requests, limits=limits, clients=st.none() | st.integers(1, 5))
-@settings(max_examples=examples(80, 500), deadline=None)
-def test_nothing_is_lost_and_no_limit_is_passed(
-    rows: list[tuple[int, int, int]], limits: ServerSettings, clients: int | None
-) -> None:
-    load = load_of(rows, clients)
-    watched = Watched(limits, load)
-    found = served(load, *watched.servers)
-    scheduler = watched.servers[0].scheduler
-    assert found.totals.emitted == sum(output for _, _, output in rows)
-    assert (found.finished, scheduler.running, len(scheduler.waiting), scheduler.held) == (len(rows), 0, 0, 0)
-    assert sorted(scheduler.free_rows) == [*range(limits.max_num_seqs)]
-    assert (found.arrival <= found.admitted).all()
-    assert (found.admitted < found.first).all()
-    assert (found.first <= found.end).all()
-    # Nothing overtakes in the queue, and one server is never idle while requests wait.
-    assert (np.diff(found.admitted) >= 0).all()
-    if clients is None and not scheduler.preemptions:
-        assert found.totals.prompt_tokens == sum(prompt for _, prompt, _ in rows if prompt > 1)
-
-
-@given(rows=crowds, limits=tight)
-@settings(max_examples=examples(60, 400), deadline=None)
-def test_preempted_requests_are_served_in_their_order(rows: list[tuple[int, int, int]], limits: ServerSettings) -> None:
-    load = load_of(rows)
-    watched = Watched(limits, load)
-    found = served(load, *watched.servers)
-    assert found.totals.emitted == sum(output for _, _, output in rows)
-    assert (np.diff(found.admitted) >= 0).all()
+# --- Budgets and blocks ---
 
 
 def test_a_sequence_that_an_earlier_prompt_preempts_does_not_decode_in_that_step() -> None:
@@ -237,39 +121,13 @@ def test_a_sequence_that_an_earlier_prompt_preempts_does_not_decode_in_that_step
 def test_a_full_cache_preempts_the_last_sequence_which_reads_its_tokens_again() -> None:
     """Two sequences of 4 + 6 tokens and 14 blocks of one position. By hand: both run until their 14 + 2 positions do not fit."""
     load, limits = trace([0.0, 0.0], [4, 4], [6, 6]), ServerSettings(max_num_seqs=2, block_size=1, num_blocks=14)
-    one = server(load, Static(0), Linear(), drawn(Iid(0.5), load, 0), limits, "autoregressive")
+    one = server(load, Static(0), LinearPrices(), drawn(Iid(0.5), load, 0), limits, "autoregressive")
     found = served(load, one)
     # A step of 8 prompt tokens, then of 2, 2, 2 with 4 + 1, 4 + 2, 4 + 3 positions each; the fourth needs 16 blocks: the second
     # request, which has 8 tokens, waits for the first one's last 2 steps and reads its 8 again.
     assert one.scheduler.preemptions == 1
     assert found.totals.prompt_tokens == 4 + 4 + 8
     assert found.end.tolist() == [1 + 3 * 1.5 + 2 * 1.25, 1 + 3 * 1.5 + 2 * 1.25 + 1 + 1.25]
-
-
-@given(rows=requests, limits=limits, clients=st.none() | st.integers(1, 5))
-@settings(max_examples=examples(80, 500), deadline=None)
-def test_littles_law_holds_on_every_run(rows: list[tuple[int, int, int]], limits: ServerSettings, clients: int | None) -> None:
-    """Running sequences integrated over time are the times that requests run, if none is preempted."""
-    load = load_of(rows, clients)
-    one = server(load, Static(LONGEST), PRICES, drawn(Iid(0.6), load, LONGEST), limits)
-    found = served(load, one)
-    if not one.scheduler.preemptions:
-        # Admission is at the beginning of a step, except of prompts of one token that wait for the step after.
-        assert found.totals.running_time == pytest.approx(float((found.end - found.admitted).sum()))
-
-
-@given(rows=requests, limits=limits)
-@settings(max_examples=examples(60, 300), deadline=None)
-def test_a_busy_server_never_waits(rows: list[tuple[int, int, int]], limits: ServerSettings) -> None:
-    """Busy time is the makespan without the gaps in which nothing is there."""
-    load = load_of(rows)
-    found = served(load, server(load, Static(1), PRICES, drawn(Iid(0.6), load, LONGEST), limits))
-    events = sorted([(time, 1) for time in found.arrival] + [(time, -1) for time in found.end])
-    inside, idle, last = 0, 0.0, 0.0
-    for time, change in events:
-        idle += (time - last) * (inside == 0)
-        inside, last = inside + change, time
-    assert found.totals.busy == pytest.approx(found.now - idle)
 
 
 class _Outputs(Recorder):
@@ -310,7 +168,7 @@ def test_a_preemption_is_a_gap() -> None:
     load = trace([0.0, 0.0], [4, 4], [6, 6])
     own = _Outputs(load)
     limits = ServerSettings(2, 32, block_size=1, num_blocks=14)
-    one = server(load, Static(0), Linear(), drawn(Iid(0.6), load, 0), limits, "autoregressive")
+    one = server(load, Static(0), LinearPrices(), drawn(Iid(0.6), load, 0), limits, "autoregressive")
     fast_server.serve(load, [one], own)
     assert one.scheduler.preemptions
     assert max(np.diff(own.outputs[1])) > 2 * max(np.diff(own.outputs[0]))
@@ -335,7 +193,7 @@ def test_each_draft_pass_costs_the_sequences_that_draft_in_it() -> None:
         def limits(self, view: Any) -> Any:
             return np.array([3, 1][: view.sequences])
 
-    load, prices = trace([0.0, 0.0], [1, 1], [9, 9]), Linear(step=1.0, token=0.0625, drafting=0.0, drafting_each=0.25)
+    load, prices = trace([0.0, 0.0], [1, 1], [9, 9]), LinearPrices(step=1.0, token=0.0625, drafting=0.0, drafting_each=0.25)
     one = server(load, Uneven(3), prices, Recorded([[0] * 9] * 2), ServerSettings())
     one.submit(0)
     one.submit(1)
@@ -386,7 +244,8 @@ def waits(rate: float, outputs: np.ndarray[Any, Any], step: float, seed: int) ->
     arrivals = np.cumsum(random.exponential(1 / rate, outputs.size))
     load = TracedLoad(TracedRequests(arrivals, np.ones(outputs.size, dtype=int), outputs))
     one = ServerSettings(max_num_seqs=1)
-    found = served(load, server(load, Static(0), Linear(step=step, token=0.0), drawn(Iid(0.5), load, 0), one, "autoregressive"))
+    prices = LinearPrices(step=step, token=0.0)
+    found = served(load, server(load, Static(0), prices, drawn(Iid(0.5), load, 0), one, "autoregressive"))
     each = (found.admitted - found.arrival)[outputs.size // 10 :]
     batches = each[: each.size // 30 * 30].reshape(30, -1).mean(axis=1)
     return float(each.mean()), float(batches.std(ddof=1) / np.sqrt(30))
@@ -395,20 +254,24 @@ def waits(rate: float, outputs: np.ndarray[Any, Any], step: float, seed: int) ->
 @pytest.mark.parametrize("busy", [0.3, 0.7])
 @pytest.mark.parametrize("kind", ["M/D/1", "M/G/1"])
 def test_waiting_is_that_of_queueing_theory(kind: str, busy: float) -> None:
-    """Pollaczek and Khinchine: W = rate E[S^2] / (2 (1 - rate E[S])); 4.5 standard errors: false alarms below 1 in 100,000."""
+    """Pollaczek and Khinchine: W = rate E[S^2] / (2 (1 - rate E[S])). Its part that holds on every path is theorem 56b.
+
+    Means of 30 batches of 180 requests, which the queue forgets within about 40: Student's law with 29 degrees of freedom. One seed
+    in 100,000 would give a false alarm.
+    """
     random = np.random.default_rng(3)
     outputs = np.full(6000, 4) if kind == "M/D/1" else random.integers(1, 8, 6000)
     rate = busy / (outputs.mean() * 0.25)
     service = outputs * 0.25
     expected = rate * float((service**2).mean()) / (2 * (1 - busy))
     found, error = waits(rate, outputs, 0.25, 7)
-    assert abs(found - expected) < 4.5 * error
+    assert abs(found - expected) < student.ppf(1 - 0.5e-5, 29) * error
 
 
 def test_even_arrivals_below_capacity_never_wait() -> None:
     load = DrawnLoad(RequestLengths(1, 4), 50, rate=0.5, burstiness=0.0)
     found = served(
-        load, server(load, Static(0), Linear(step=0.25, token=0.0), drawn(Iid(0.5), load, 0), ServerSettings(max_num_seqs=1))
+        load, server(load, Static(0), LinearPrices(step=0.25, token=0.0), drawn(Iid(0.5), load, 0), ServerSettings(max_num_seqs=1))
     )
     assert np.allclose(found.admitted, found.arrival)
 
@@ -420,29 +283,31 @@ def test_even_arrivals_below_capacity_never_wait() -> None:
 def test_without_random_outcomes_the_closed_form_is_exact(running: int) -> None:
     """Plain decoding of equal requests: every step is the same."""
     load = DrawnLoad(RequestLengths(1, 8), 8 * running, concurrency=running)
-    prices = Linear()
+    prices = LinearPrices()
     found = served(load, server(load, Static(0), prices, drawn(Iid(0.5), load, 0), ServerSettings()))
-    # All 8 tokens are decoded in rounds here, where a prompt of one token has no pass of its own.
-    steady = ClosedForm(prices, 1.0, 0, 0, Workload(1, 9)).at_concurrency(running)
+    # All requests begin together; a prompt of one token has no pass of its own, so that all 8 tokens are decoded in rounds.
+    steady = ClosedForm(prices, 1.0, 0, 0, Workload(1, 8)).at_concurrency(running)
     assert (found.end - found.arrival).tolist() == pytest.approx([steady.e2e_s] * load.count)
 
 
 @pytest.mark.parametrize(("running", "prompt"), [(1, 1), (8, 1), (32, 64)])
 def test_simulations_tend_to_the_closed_form(running: int, prompt: int) -> None:
     load = DrawnLoad(RequestLengths(prompt, 400, 0, 0.4), 30 * running + 60, concurrency=running)
-    prices, rate = Linear(step=1.0, token=0.01, drafting=0.05, prompt_token=0.02), 0.7
+    prices, rate = LinearPrices(step=1.0, token=0.01, drafting=0.05, prompt_token=0.02), 0.7
     found = served(load, server(load, Static(3), prices, drawn(Iid(rate), load, 3), ServerSettings(max_num_batched_tokens=2**16)))
     length = sum(rate**each for each in range(4))
-    steady = ClosedForm(prices, length, 3, 3, Workload(prompt, 400)).at_concurrency(running)
-    of = slice(load.count // 5, 4 * load.count // 5)
-    took = (found.end - found.arrival)[of].mean()
+    measured = range(load.count // 5, 4 * load.count // 5)
+    took = (found.end - found.arrival)[measured].mean()
+    # Of the requests that are measured: drawn outputs alone would move a mean of 54 by 5 %.
+    outputs = float(np.mean([load.request(number).output for number in measured]))
+    steady = ClosedForm(prices, length, 3, 3, Workload(prompt, outputs)).at_concurrency(running)
     # A round's last tokens may not be wanted (at most 3 of 400), and 2 % of noise: 4 standard errors of about 0.5 %.
-    assert took == pytest.approx(steady.e2e_s, rel=0.03)
+    assert took == pytest.approx(steady.e2e_s, rel=0.02)
 
 
 @given(load=st.floats(0.05, 20))
 def test_where_requests_do_not_slow_each_other_their_number_has_a_poisson_law(load: float) -> None:
-    form = ClosedForm(Linear(step=1.0, token=0.0), 1.0, 0, 0, Workload(1, 11))  # a step of any number takes the same time
+    form = ClosedForm(LinearPrices(step=1.0, token=0.0), 1.0, 0, 0, Workload(1, 11))  # a step of any number takes the same time
     alone = form.at_concurrency(1).e2e_s
     found = form.under_arrivals(load / alone, 200)
     assert found is not None
@@ -452,7 +317,7 @@ def test_where_requests_do_not_slow_each_other_their_number_has_a_poisson_law(lo
 
 @given(share=st.floats(0.05, 0.9))
 def test_where_they_share_the_server_their_number_has_a_geometric_law(share: float) -> None:
-    form = ClosedForm(Linear(step=0.0, token=1.0), 1.0, 0, 0, Workload(1, 11))  # M/G/1 processor sharing
+    form = ClosedForm(LinearPrices(step=0.0, token=1.0), 1.0, 0, 0, Workload(1, 11))  # M/G/1 processor sharing
     alone = form.at_concurrency(1).e2e_s
     found = form.under_arrivals(share / alone, 4000)
     assert found is not None
@@ -462,7 +327,7 @@ def test_where_they_share_the_server_their_number_has_a_geometric_law(share: flo
 
 @given(rate=st.floats(0.01, 3), most=st.integers(1, 64))
 def test_littles_fixed_point_is_one(rate: float, most: int) -> None:
-    form = ClosedForm(Linear(), 2.0, 3, 3, Workload(10, 50))
+    form = ClosedForm(LinearPrices(), 2.0, 3, 3, Workload(10, 50))
     found = form.under_arrivals(rate, most)
     if found is None:
         assert form.at_concurrency(most).requests_per_s <= rate
@@ -476,7 +341,7 @@ def test_no_static_draft_is_above_the_bound(rates: list[float], running: int, le
     work = Workload(1, 100)
     kept = rates[: min(length, len(rates))]
     tokens = 1 + sum(float(np.prod(kept[: each + 1])) for each in range(len(kept)))
-    prices = Linear(token=0.1, drafting_each=0.05, rounds=0.3)
+    prices = LinearPrices(token=0.1, drafting_each=0.05, rounds=0.3)
     speed = running * tokens / draft_policies.step_seconds(prices, running, 0, len(kept), decodings.MODEL)
     assert speed <= closed_form.bound(prices, rates, running, work, decodings.MODEL) * (1 + 1e-9)
 
@@ -485,7 +350,7 @@ def test_no_static_draft_is_above_the_bound(rates: list[float], running: int, le
 def test_no_policy_passes_the_bound(name: str) -> None:
     """With independent outcomes of one rate; noise of tokens per second is below 2 % here."""
     load = DrawnLoad(RequestLengths(1, 300), 120, concurrency=4)
-    prices = Linear(step=1.0, token=0.05, drafting=0.2, rounds=0.1)
+    prices = LinearPrices(step=1.0, token=0.05, drafting=0.2, rounds=0.1)
     policy = {
         "goodput": lambda: Goodput(3, prices, decodings.MODEL),
         "dspark": lambda: AdmittedBySurvival([0.6] * 3, prices, decodings.MODEL, 8),
@@ -498,7 +363,7 @@ def test_no_policy_passes_the_bound(name: str) -> None:
 def test_knowing_the_future_is_never_worse() -> None:
     """At a fixed number of sequences, with the same outcomes; a policy that knows them loses to none that does not."""
     load = DrawnLoad(RequestLengths(1, 200), 60, concurrency=4)
-    prices = Linear(step=1.0, token=0.05, drafting=0.05)
+    prices = LinearPrices(step=1.0, token=0.05, drafting=0.05)
 
     def speed(policy: DraftPolicy) -> float:
         found = served(load, server(load, policy, prices, drawn(Iid(0.6), load, 3), ServerSettings(max_num_seqs=8)))
@@ -510,7 +375,7 @@ def test_knowing_the_future_is_never_worse() -> None:
 
 def test_switch_off_is_where_the_curves_cross() -> None:
     work, passes = Workload(1, 200), 3
-    prices = Linear(step=1.0, token=0.05, drafting=0.1)
+    prices = LinearPrices(step=1.0, token=0.05, drafting=0.1)
     drafting, plain = ClosedForm(prices, 2.0, 3, passes, work), ClosedForm(prices, 1.0, 0, 0, work)
     off = closed_form.switch_off_concurrency(drafting, plain, 64)
     assert off is not None
@@ -521,21 +386,12 @@ def test_switch_off_is_where_the_curves_cross() -> None:
     assert off == 7
 
 
-# --- Monotone, and not ---
-
-
-@given(rows=requests, seed=st.integers(0, 20))
-@settings(max_examples=examples(40, 200), deadline=None)
-def test_a_server_alone_is_never_slower_with_more_acceptance(rows: list[tuple[int, int, int]], seed: int) -> None:
-    """One request at a time, coupled draws: every request ends no later."""
-    load, one = load_of(rows), ServerSettings(max_num_seqs=1, max_num_batched_tokens=64)
-    times = [served(load, server(load, Static(2), Linear(), drawn(Iid(rate), load, 2, seed), one)).end for rate in (0.3, 0.7)]
-    assert (times[1] <= times[0]).all()
+# --- Context ---
 
 
 def test_a_longer_context_may_raise_the_best_draft_length() -> None:
     """Where reading the cache takes the time of a step, more tokens of a sequence share one reading."""
-    prices, rate = Linear(step=1.0, token=0.05, position=0.01, drafting=0.3), 0.7
+    prices, rate = LinearPrices(step=1.0, token=0.05, position=0.01, drafting=0.3), 0.7
 
     def best(context: int) -> int:
         speeds = []

@@ -1,0 +1,288 @@
+"""Theorems on every step of a server: nothing is lost, no limit is passed, order is kept, and all views of a server agree.
+
+[Little1961] J. D. C. Little. A Proof for the Queuing Formula L = lambda W. Operations Research 9(3), 1961.
+"""
+
+from __future__ import annotations
+
+from model.costs.layer_times import UnitCost
+from model.interpret import interpreter
+from model.serving.fast_server import ROUTERS
+from model.serving.scheduler import CACHED, DONE, HELD, LEFT, REQUEST, WANTED
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
+from sim.theorems.served_examples import (
+    DRAFTED_BY_A_MODEL,
+    LAYERS,
+    GivenOutcomes,
+    ObservedPlan,
+    ObservedRun,
+    loads,
+    play,
+    prices_of,
+    requests_of,
+    settings_of,
+    starter,
+)
+from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
+
+theorem = TheoremCollection("serving")
+
+
+# --- 50: conservation ---
+
+
+@theorem("50a", "Every request gets exactly its output tokens, in steps that emit at least one token for each decoding sequence; at"
+         " the end nothing runs, waits or holds a block.",
+         source="conservation", given=loads)
+def every_token_is_served(x: Example) -> None:
+    run = play(x)
+    wanted = {number: output for number, (*_, output) in enumerate(x["requests"])}
+    emitted = dict.fromkeys(wanted, 0)
+    for planned, step in _steps(run):
+        for number, tokens in step.items():
+            at_most(f"1, against the tokens of request {number} in a step", 1, tokens)
+            emitted[number] += tokens
+        for chunk in planned.plan.chunks:
+            emitted[int(planned.after[REQUEST, chunk.column])] += chunk.last
+    equal("tokens of the requests", emitted, wanted)
+    equal("tokens of all steps", run.totals.emitted, sum(wanted.values()))
+    scheduler = run.scheduler
+    equal("running, waiting, blocks in use", (scheduler.running, len(scheduler.waiting), scheduler.held), (0, 0, 0))
+    equal("free rows", sorted(scheduler.free_rows), [*range(x["seqs"])])
+
+
+@theorem("50b", "Positions of a running sequence that are cached or left to read are those of its prompt and its tokens; it holds"
+         " exactly the blocks of the most positions that its passes needed since it was admitted. Those and the free ones are all"
+         " blocks.",
+         source="conservation", given=loads)
+def blocks_are_those_of_positions(x: Example) -> None:
+    run, settings = play(x), settings_of(x)
+    held: dict[int, int] = {}
+    for planned in run.scheduler.plans:
+        plan, after = planned.plan, planned.after
+        running = after[REQUEST].tolist()
+        for number, left, cached, done in zip(*after[[REQUEST, LEFT, CACHED, DONE]].tolist(), strict=True):
+            known = left + cached if left else cached + 1  # the last token is read by the next pass
+            equal(f"known positions of request {number}", known, x["requests"][number][1] + done)
+        held = {number: held.get(number, 0) for number in running}
+        needed = dict.fromkeys(plan.admitted, 1)
+        for column, limit in zip(plan.decoding.tolist(), plan.limits.tolist(), strict=True):
+            # A verified token has one position, a drafted one `lookahead` more for the drafter.
+            needed[running[column]] = int(after[CACHED, column]) + 1 + (1 + settings.lookahead) * limit
+        for chunk in plan.chunks:
+            needed[running[chunk.column]] = chunk.before + chunk.tokens
+        for number, positions in needed.items():
+            held[number] = max(held[number], -(-positions // settings.block_size))
+        equal("blocks held by each request", dict(zip(running, after[HELD].tolist(), strict=True)), held)
+        if settings.num_blocks is not None:
+            equal("blocks in use and free", sum(held.values()) + planned.free, settings.num_blocks)
+            at_most("blocks in use", sum(held.values()), settings.num_blocks)
+
+
+@theorem("50c", "A server is busy for the sum of its steps, each the sum of its passes, and exactly while a request is in it.",
+         source="work conservation", given=loads)
+def busy_while_requests_are_there(x: Example) -> None:
+    run = play(x)
+    equal("busy time, against the passes", run.totals.busy, sum(each.seconds for each in run.prices))
+    inside, covered, since = 0, 0.0, 0.0
+    for time, change in sorted([(time, 1) for time in run.arrival.tolist()] + [(time, -1) for time in run.end.tolist()]):
+        covered += (time - since) * (inside > 0)
+        inside, since = inside + change, time
+    equal("busy time, against the time in which requests are there", run.totals.busy, covered)
+
+
+@theorem("50d", "Tokens of all passes of the target, and one for each prompt that ends, are the output tokens, the drafted tokens"
+         " that are rejected or not wanted any more, the prompts, and what preempted sequences read again.",
+         source="conservation", given=lambda: loads(("autoregressive", *DRAFTED_BY_A_MODEL), falling=st.booleans()))
+def tokens_of_passes(x: Example) -> None:
+    run, outcomes = play(x), GivenOutcomes(x)
+    of = [outcomes.of(number) for number in range(len(x["requests"]))]
+    lost = again = ends = 0
+    for planned in run.scheduler.plans:
+        table = dict(zip(planned.before[REQUEST].tolist(), planned.before.T.tolist(), strict=True))
+        for number in planned.plan.preempted:
+            left, cached = table[number][LEFT], table[number][CACHED]
+            # Its last token has no row in the cache yet. A prompt of one token is never read as a prompt.
+            again += cached if left else cached + 1 if cached else 0
+    for planned, step in _steps(run):
+        ends += sum(chunk.last for chunk in planned.plan.chunks)
+        for column, limit in zip(planned.plan.decoding.tolist(), planned.plan.limits.tolist(), strict=True):
+            number, done = int(planned.after[REQUEST, column]), int(planned.after[DONE, column])
+            kept = min(int(of[number][done]), limit, x["requests"][number][2] - done - 1)
+            lost += limit - kept
+            equal(f"tokens of request {number} at {done}", step[number], 1 + kept)
+    prompts = sum(prompt for _, prompt, _ in x["requests"] if prompt > 1)
+    outputs = sum(output for *_, output in x["requests"])
+    tokens = sum(each.tokens + each.prompt_tokens for each in run.passes)
+    equal("tokens of passes and ends of prompts", tokens + ends, outputs + lost + prompts + again)
+
+
+# --- 51: Little's law, first come first served ---
+
+
+@theorem("51a", "Requests in the system, integrated over time, are the sum of the times that they spend there.",
+         source="Little's law on every path: [Little1961]", given=lambda: loads(replicas=st.integers(1, 3)))
+def littles_law(x: Example) -> None:
+    run = play(x, replicas=x["replicas"])
+    equal("integral of requests in the system", run.in_system, float((run.end - run.arrival).sum()))
+
+
+@theorem("51b", "Running sequences, integrated over time, are the times from admission to the end, less those in which a preempted"
+         " sequence waits.",
+         source="Little's law of the batch: [Little1961]", given=loads)
+def littles_law_of_the_batch(x: Example) -> None:
+    run = play(x)
+    own = float((run.end - run.admitted).sum())
+    if run.scheduler.preemptions:
+        at_most("integral of running sequences", run.totals.running_time, own)
+    else:
+        equal("integral of running sequences", run.totals.running_time, own)
+
+
+@theorem("51c", "Requests are admitted in order of arrival, each before its first token; the queue is in that order in each step,"
+         " preempted requests included.",
+         source="first come, first served", given=loads)
+def first_come_first_served(x: Example) -> None:
+    run = play(x)
+    first = dict.fromkeys(number for planned in run.scheduler.plans for number in planned.plan.admitted)
+    equal("requests in order of their first admission", [*first], [*range(len(x["requests"]))])
+    for planned in run.scheduler.plans:
+        queue = [each.request for each in planned.waiting]
+        equal("requests that wait", queue, sorted(queue))
+    for number, times in enumerate(zip(*(each.tolist() for each in (run.arrival, run.admitted, run.first, run.end)), strict=True)):
+        equal(f"arrival, admission, first token and end of request {number} in order", [*times], sorted(times))
+        at_most(f"admission of request {number}, a step before its first token", times[1] + prices_of(x).step, times[2])
+    for earlier, later in zip(run.admitted.tolist(), run.admitted.tolist()[1:], strict=False):
+        at_most("admission of a request, against that of the next one", earlier, later)
+
+
+# --- 52: limits ---
+
+
+@theorem("52a", "No pass has more than max_num_batched_tokens tokens, no more than max_num_seqs sequences run, none drafts more"
+         " than the draft length, and none is past its output.",
+         source="settings of the server", given=lambda: loads(falling=st.booleans()))
+def no_limit_is_passed(x: Example) -> None:
+    run = play(x)
+    for over in run.passes:
+        at_most("tokens of a pass", over.tokens + over.prompt_tokens, x["batched"])
+        at_most("drafted tokens of a pass", over.tokens - over.sequences, x["draft_length"] * over.sequences)
+    for record in run.steps:
+        at_most("running sequences", record.running, x["seqs"])
+        at_most("sequences of a pass", record.sequences, record.running)
+    for planned in run.scheduler.plans:
+        for done, wanted in zip(*planned.after[[DONE, WANTED]].tolist(), strict=True):
+            at_most("tokens of a running sequence", done, wanted - 1)
+
+
+@theorem("52b", "Chunks of a prompt follow each other from its first position to its last; without chunked prefill there is one.",
+         source="settings of the server",
+         given=lambda: loads(chunked=st.just(True)) | loads(batched=st.integers(11, 16), chunked=st.just(False)))
+def chunks_follow_each_other(x: Example) -> None:
+    run = play(x)
+    read: dict[int, int] = {}
+    for planned, _ in _steps(run):
+        read = {number: tokens for number, tokens in read.items() if number in planned.after[REQUEST]}
+        for chunk in planned.plan.chunks:
+            number = int(planned.after[REQUEST, chunk.column])
+            left = int(planned.after[LEFT, chunk.column])
+            equal(f"first position of a chunk of request {number}", chunk.before, read.get(number, 0))
+            equal(f"the prompt of request {number} ends with it", chunk.last, chunk.tokens == left)
+            if not x["chunked"]:
+                equal(f"tokens of the chunk of request {number}", chunk.tokens, left)
+            read[number] = chunk.before + chunk.tokens
+
+
+# --- 53: decodings stay what they are alone ---
+
+
+@theorem("53a", "Each request's tokens are those that its algorithm generates alone, with any others in its steps.",
+         source="exactness does not depend on the batch", given=loads)
+def tokens_are_those_alone(x: Example) -> None:
+    run = play(x, generators=True)
+    for number in range(len(x["requests"])):
+        equal(f"tokens of request {number}", run.outputs[number], _alone(x, number)[0])
+
+
+@theorem("53b", "Each round also emits the tokens that it emits alone, after a prompt of one token, where a pass holds all drafts.",
+         source="outcomes are those of the request's own positions",
+         given=lambda: loads(most_prompt=1, tight=False, batched=st.just(16)))
+def rounds_are_those_alone(x: Example) -> None:
+    run = play(x, generators=True)
+    rounds: dict[int, list[int]] = {}
+    for step in run.scheduler.emitted:
+        for number, tokens in step.items():
+            rounds.setdefault(number, []).append(tokens)
+    for number in range(len(x["requests"])):
+        equal(f"tokens of the rounds of request {number}", rounds[number], _alone(x, number)[1])
+
+
+@theorem("53c", "A request that is alone in the server takes the time that its decoding takes on a cluster, to the last bit.",
+         source="the server adds nothing",
+         given=lambda: loads(
+             DRAFTED_BY_A_MODEL, most_requests=1, most_seqs=1, most_prompt=1, most_output=8, clients=False, tight=False,
+             batched=st.just(16), verify=st.integers(0, 2),
+         ))  # fmt: skip
+def alone_as_on_a_cluster(x: Example) -> None:
+    verify, length = x["verify"] / 4, x["draft_length"]
+    # In layer-times, of which a plain pass takes `LAYERS`.
+    given = {"step": LAYERS * (1 - verify), "token": LAYERS * verify, "drafting": LAYERS * 0.25}
+    run = play({**x, "requests": [[0, *x["requests"][0][1:]]], "prices": {name: 4 * each for name, each in given.items()}},
+               events=True, generators=True)  # fmt: skip
+    load = requests_of(x)
+    steps, world = starter(x["method"], length)(load.request(0), GivenOutcomes(x).of(0))
+    curve = tuple((width, 1 - verify + verify * width) for width in range(1, length + 2))
+    alone = simulate(steps, load.request(0).output, Cluster(1), UnitCost(LAYERS, cost_ratio=0.25, verify_cost=curve), world)
+    equal("end of the request", float(run.end[0]), alone.latency)
+    equal("steps", run.totals.steps, len(alone.commits))
+
+
+# --- 54: two clocks, two kinds of decodings ---
+
+
+@theorem("54a", "Events and the loop over step ends give the same times to the last bit, for any replicas and router.",
+         source="both are the same sequence of arrivals and step ends",
+         given=lambda: st.sampled_from((4, 10)).flatmap(lambda per: loads(
+             per=per, most_requests=7, replicas=st.integers(1, 3), router=st.sampled_from([*ROUTERS]),
+         )))  # fmt: skip
+def events_are_the_loop(x: Example) -> None:
+    how = {"replicas": x["replicas"], "router": x["router"]}
+    _same(play(x, **how), play(x, events=True, **how))
+
+
+@theorem("54b", "The algorithms' generators and arrays of their outcomes give the same steps and times to the last bit.",
+         source="an array holds what the generator would read",
+         given=lambda: st.sampled_from((4, 10)).flatmap(lambda per: loads(per=per, falling=st.booleans())))
+def generators_are_arrays(x: Example) -> None:
+    arrays, generators = play(x), play(x, generators=True)
+    _same(arrays, generators)
+    equal("tokens of every step", generators.scheduler.emitted, arrays.scheduler.emitted)
+    equal("passes", generators.passes, arrays.passes)
+
+
+# --- Helpers ---
+
+
+def _steps(run: ObservedRun) -> list[tuple[ObservedPlan, dict[int, int]]]:
+    """The plan of each step, with the tokens of the requests that decoded; plans that only admit are not steps."""
+    acting = [planned for planned in run.scheduler.plans if planned.plan.decoding.size or planned.plan.chunks]
+    return [*zip(acting, run.scheduler.emitted, strict=True)]
+
+
+def _alone(x: Example, number: int) -> tuple[list[int], list[int]]:
+    """Tokens of a request that is decoded alone, and of each of its rounds."""
+    request = requests_of(x).request(number)
+    steps, world = starter(x["method"], x["draft_length"])(request, GivenOutcomes(x).of(number))
+    work = interpreter.count(steps, world, request.output)
+    return work.tokens, [len(commit.tokens) for commit in work.committed]
+
+
+def _same(one: ObservedRun, other: ObservedRun) -> None:
+    for name in ("arrival", "admitted", "first", "end"):
+        equal(f"times of {name}", getattr(other, name).tolist(), getattr(one, name).tolist())
+    equal("steps", other.steps, one.steps)
+    equal("totals", other.totals, one.totals)
+
+
+THEOREMS = theorem.all()
