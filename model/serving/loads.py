@@ -128,7 +128,8 @@ class DrawnLoad(Load):
             checks.number("rate", self.rate, 1e-6, 1e6)
         if self.concurrency is not None:
             checks.whole("concurrency", self.concurrency, 1, 65_536)
-        checks.number("burstiness", self.burstiness, 0, 100)
+        if self.burstiness:  # 0: even gaps
+            checks.number("burstiness", self.burstiness, 1e-3, 100)
 
     def request(self, number: int) -> ServerRequest:
         """See `Load`."""

@@ -65,12 +65,31 @@ def truncation(series: Floats, batch: int = 5) -> int:
     return int(np.argmin(errors)) * batch
 
 
-def measured(recorder: Recorder) -> dict[str, float]:
-    """Figures of one run by name; times in milliseconds.
+ENDS = 5
+"""Requests whose mean end is the beginning, or the end, of the measured time."""
+
+
+def measured_time(recorder: Recorder) -> tuple[float, float]:
+    """Beginning and end of the time in which the measured requests end [s]; all of a trace.
+
+    It is a time of ends, not of arrivals: where a queue grows, arrivals stop long before their tokens are generated.
+    """
+    chosen = window(recorder)
+    if chosen.first == 0 and isinstance(recorder.load, TracedLoad):
+        return 0.0, recorder.now
+    end = np.sort(recorder.end[chosen.first : chosen.last])
+    start, stop = float(end[:ENDS].mean()), float(end[-ENDS:].mean())
+    of = slice(chosen.first, chosen.last)
+    # Too few requests to follow each other: the whole run.
+    return (start, stop) if stop - start > float((recorder.end[of] - recorder.admitted[of]).mean()) else (0.0, recorder.now)
+
+
+def measured(recorder: Recorder, replicas: int = 1) -> dict[str, float]:
+    """Figures of one run by name; times in milliseconds. `utilization` is that of one of the replicas, all others of all together.
 
     `ttft_ms` is from arrival to the first token, `tpot_ms` per token after it, `e2e_ms` from arrival to the end. `itl_ms` is the
     time between one output of a request and the next, with all tokens of a step as one output, as serving benchmarks count it;
-    it is over the steps of the measured window, and its values are right to 0.1 %.
+    it is over the steps of the measured time, and its values are right to 0.1 %.
     """
     load, chosen = recorder.load, window(recorder)
     numbers = range(chosen.first, chosen.last)
@@ -81,21 +100,18 @@ def measured(recorder: Recorder) -> dict[str, float]:
     times = {
         "ttft": first - arrival, "tpot": (end - first)[several] / (outputs[several] - 1), "e2e": end - arrival,
     }  # fmt: skip
-    start, stop = (0.0, recorder.now) if chosen.first == 0 and isinstance(load, TracedLoad) else (arrival[0], arrival[-1])
-    if stop <= start:  # all at once: a concurrency of at least the number of requests
-        start, stop = 0.0, recorder.now
+    start, stop = measured_time(recorder)
     found = {f"{statistic}_{name}_ms": value for name in times for statistic, value in _statistics(times[name])}
     gaps, counts = recorder.series.gaps_between(start, stop)
     found |= {f"{statistic}_itl_ms": value for statistic, value in _statistics(gaps, counts)}
-    tokens_per_s = recorder.series.emitted_between(start, stop) / (stop - start)
-    totals = recorder.totals
-    span = recorder.now or math.inf
+    span, sums, totals = stop - start or math.inf, recorder.series.between(start, stop), recorder.totals
+    tokens_per_s = sums.emitted / span
     return found | {
         "output_tokens_per_s": tokens_per_s, "requests_per_s": tokens_per_s / float(outputs.mean()),
-        "mean_running": totals.running_time / span,
-        "mean_blocks": totals.block_time / span,
-        "utilization": totals.busy / span,
-        "mean_draft_length": totals.drafted / totals.sequences if totals.sequences else 0.0,
+        "mean_running": sums.running / span,
+        "mean_blocks": sums.blocks / span,
+        "utilization": sums.busy / span / replicas,
+        "mean_draft_length": sums.drafted / sums.sequences if sums.sequences else 0.0,
         "tokens_per_step": totals.emitted / totals.steps if totals.steps else 0.0,
         "preemptions": float(totals.preemptions), "simulated_s": recorder.now,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,18 @@ class Recorder:
         self.now = now
 
 
+class SeriesSums(NamedTuple):
+    """Sums over the steps of a time: their seconds, requests and blocks times seconds, drafted tokens, sequences, and tokens."""
+
+    busy: float
+    running: float
+    waiting: float
+    drafted: float
+    sequences: float
+    blocks: float
+    emitted: float
+
+
 @dataclass
 class TimeSeries:
     """Running and waiting requests, draft length and blocks over time, in slices that are merged when there are too many."""
@@ -143,9 +156,9 @@ class TimeSeries:
         held: dict[int, int] = {}
         last = self.rows[-1][0] if self.rows else 0.0
         ends = [*(row[0] for row in self.rows), max(stop, last)]
-        for now, counts in zip(ends, self.gaps, strict=True):
-            if start < now <= stop:
-                held = _summed(held, counts)
+        within = [counts for now, counts in zip(ends, self.gaps, strict=True) if start < now <= stop]
+        for counts in within or self.gaps:  # a window within a slice: all that is known
+            held = _summed(held, counts)
         bins = sorted(held)
         return np.exp((np.array(bins, dtype=float) + 0.5) * BIN), np.array([held[each] for each in bins], dtype=np.int64)
 
@@ -156,13 +169,13 @@ class TimeSeries:
             rows = _halved(rows)
         return TimeSeries(rows)
 
-    def emitted_between(self, start: float, stop: float) -> float:
-        """Tokens generated between two times, interpolated within slices."""
+    def between(self, start: float, stop: float) -> SeriesSums:
+        """Sums between two times, interpolated within slices."""
         rows = self.rows if not self._open[0] else [*self.rows, [math.inf, *self._open[1:]]]
         times = np.array([0.0, *[row[0] for row in rows]])
         times[-1] = times[-1] if math.isfinite(times[-1]) else max(stop, times[-2])
-        total = np.concatenate([[0.0], np.cumsum([row[7] for row in rows])])
-        return float(np.interp(stop, times, total) - np.interp(start, times, total))
+        totals = np.concatenate([np.zeros((1, 7)), np.cumsum([row[1:] for row in rows], axis=0)]) if rows else np.zeros((1, 7))
+        return SeriesSums(*(float(np.interp(stop, times, each) - np.interp(start, times, each)) for each in totals.T))
 
     def table(self) -> dict[str, list[float]]:
         """Columns of the series: end of the slice [s], means of running and waiting requests, of the draft length and of blocks."""

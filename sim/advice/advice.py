@@ -422,7 +422,12 @@ def _with_context(said: Inputs) -> Inputs:
                 raise ParameterError(f"--{name} is used only with --rate; add that, or give the --context")
         return said
     of = _workload(said)
-    if said.context is not None or said.log:
+    checks.number("output", of.output, 2, checks.MAX_TOKENS)
+    if said.context is not None:
+        raise ParameterError(
+            f"--context is not used with --rate, where it follows from --prompt and --output, got {said.context}; leave it out"
+        )
+    if said.log:
         return said
     return replace(said, context=round(of.prompt + of.output / 2))
 

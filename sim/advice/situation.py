@@ -154,6 +154,12 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     """
     checks.one_of("engine", said.engine, ENGINES)
     checks.whole("seed", said.seed, 0, 2**63 - 1)
+    if said.kernels is not None:
+        checks.one_of("kernels", said.kernels, kernel_times.SOURCES)
+        if said.engine_law is not None:
+            raise ParameterError(f"--kernels are those of the --engine-law, got {said.kernels}; leave one out")
+    if said.log_draft_length is not None and not said.log and said.printed_rate is None and said.printed_length is None:
+        raise ParameterError("--log-draft-length is of a --log, and none is given; leave it out, or give the log")
     record = record_of(said.log, said.log_draft_length)
     given = None if said.engine_law is None else step_law.load(said.engine_law)
     rests: list[Evidence] = []

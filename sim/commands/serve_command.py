@@ -108,6 +108,7 @@ def serve(
     sim serve --engine-law vllm-llama-3.1-8b-eagle3-h100 --trace AzureLLMInferenceTrace_conv.csv --policy off --policy sglang
     """
     from model.base import checks
+    from model.base.checks import ParameterError
     from model.serving.loads import RequestLengths
     from sim.advice import engine_settings
     from sim.advice.option_values import milliseconds, numbers, single
@@ -120,6 +121,8 @@ def serve(
         checks.one_of("settings", settings, engine_settings.NAMES)
     if perfetto is not None:
         trace_files.check_name(perfetto)
+    if out is not None and not out.name:
+        raise ParameterError(f"--out must be the name of files to write, such as runs/load, got {str(out)!r}")
     progress = _Progress()
     said = Inputs(
         model=model, gpu=gpu, tensor_parallel=tensor_parallel, draft=draft, engine=engine, engine_law=engine_law,

@@ -96,7 +96,7 @@ class Grid:
         sweep = tables.get("sweep", {})
         if not isinstance(sweep, Mapping):
             raise ParameterError(f"[sweep] must be a table of paths and lists, got {checks.shown(sweep)}")
-        self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
+        self.axes = tuple(Axis(path, axis_values(path, values)) for path, values in sweep.items())
         self.methods = len(scenario_file.method_tables(self.base))
         self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
         self._choices: _Kept[Case] = _Kept()
@@ -270,7 +270,8 @@ class _Kept(Generic[Part]):
         return found
 
 
-def _values(path: str, values: Any) -> Sequence[Any]:
+def axis_values(path: str, values: Any) -> Sequence[Any]:
+    """Values of an axis: a list, or a table of from, to and count."""
     if path.startswith("scenario.") and path not in SWEPT:
         raise ParameterError(f"{path} cannot be swept, it applies to the whole run; of [scenario] only {' and '.join(SWEPT)} can")
     if isinstance(values, Mapping):

@@ -92,7 +92,7 @@ class Schedules:
         found = []
         plain, forms = ClosedForm(self.prices, 1.0, 0, 0, workload), self._forms(workload)
         last: int | None = None
-        for running in numbers(self.most):
+        for running in numbers(self.fitting(workload)):
             speeds = [form.at_concurrency(running).output_tokens_per_s for form in forms]
             best = int(np.argmax(speeds))
             if last is not None and speeds[best] < MARGIN * speeds[last]:
@@ -100,6 +100,12 @@ class Schedules:
             last = best
             found.append(ScheduleRow(running, best, speeds[best], plain.at_concurrency(running).output_tokens_per_s))
         return tuple(found)
+
+    def fitting(self, workload: Workload) -> int:
+        """Most sequences that run: those of the setting, or as many as the cache holds with all of their output."""
+        if self.positions is None:
+            return self.most
+        return max(1, min(self.most, int(self.positions // (workload.prompt + workload.output))))
 
     def by_context(self, output: float, progress: Callable[[str], None] = lambda _: None) -> tuple[ContextRow, ...]:
         """Best draft length over running sequences and context, which is that of a prompt and half its output.
@@ -150,7 +156,7 @@ class Schedules:
         forms = [ClosedForm(prices, min(float(mean), each + 1.0), each, self.passes(each) if each else 0, workload)
                  for each, mean in enumerate(accepted)]  # fmt: skip
         off = math.inf
-        for running in reversed([*numbers(self.most)]):
+        for running in reversed([*numbers(self.fitting(workload))]):
             plain, *drafts = (form.at_concurrency(running).output_tokens_per_s for form in forms)
             if max(drafts) > plain:
                 break

@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
@@ -25,7 +26,7 @@ from model.base.table_records import build
 from model.serving.loads import RequestLengths
 from sim.advice.option_values import milliseconds, single
 from sim.advice.situation import Inputs
-from sim.scenarios.grid import parse_axis
+from sim.scenarios.grid import axis_values, parse_axis
 from sim.serving import study
 from sim.serving.study import ServingInputs
 
@@ -33,6 +34,9 @@ RESULTS_VERSION = 2
 """Increased when the same scenario would give other numbers or columns: kept runs of another version are not resumed."""
 MOST_POINTS = 1000
 """Most combinations of the axes."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_NAMING = ("name", "description")
 
 Tables = dict[str, Any]
 
@@ -55,6 +59,13 @@ class ServedScenario:
     description: str = ""
     replications: int = study.REPLICATIONS
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ParameterError(
+                f"name must be 1 to 64 letters, digits, '-', '_' or '.', which a directory is named after, got"
+                f" {checks.shown(self.name)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,7 @@ class ServedLoad:
     burstiness
         Coefficient of variation of the gaps between arrivals; 1: Poisson.
     requests
-        Requests of a run. Default: 200, or 8 per client; all of a trace.
+        Requests of a run. Default: 200 or more, 8 for each that runs; all of a trace.
     """
 
     rate: tuple[float, ...] | float = ()
@@ -138,7 +149,8 @@ class ServedBy:
     Parameters
     ----------
     policies
-        Policies side by side: off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, dspark, oracle.
+        Policies side by side: off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle; methods with
+        their settings, such as 'early-exit:{"exit_layer":24}'.
     max_num_seqs, max_num_batched_tokens, block_size, num_blocks, chunked_prefill
         As the options of engines; `num_blocks` by default as the memory holds.
     replicas, router
@@ -203,10 +215,8 @@ def load(source: str | Path | Mapping[str, Any]) -> Tables:
         close = difflib.get_close_matches(label, names(), n=1)
         hint = f"; did you mean the bundled scenario {close[0]}?" if close else ""
         raise ParameterError(f"scenario {checks.shown(label)} cannot be read: {error}{hint}") from None
-    for table, key, index in _files(tables):
-        table[key] = str(Path(label).parent / table[key]) if index is None else table[key]
-        if index is not None:
-            table[key][index] = str(Path(label).parent / table[key][index])
+    for each in _files(tables):
+        each.put(str(Path(label).parent / each.name))
     return tables
 
 
@@ -216,18 +226,47 @@ def _table(tables: Tables, name: str) -> Tables:
     return found if isinstance(found, dict) else {}
 
 
-def _files(tables: Tables) -> list[tuple[Any, str, int | None]]:
-    """Places of the names of files: table, key, and index in a list."""
-    system, of_load = _table(tables, "system"), _table(tables, "load")
-    found: list[tuple[Any, str, int | None]] = []
-    for table, key, ends in (
-        (system, "engine_law", (".json",)), (system, "model", (".json",)), (system, "gpu", (".toml",)), (of_load, "trace", (".",)),
-    ):  # fmt: skip
-        value = table.get(key)
-        if isinstance(value, str) and (value.endswith(ends) if key != "trace" else not study.is_bundled_trace(value)):
-            found.append((table, key, None))
-    logs = system.get("log")
-    return found + [(system, "log", index) for index in range(len(logs) if isinstance(logs, list) else 0)]
+@dataclass(frozen=True)
+class FileName:
+    """A place in the tables that has the name of a file: a list or a table, and the index or key in it."""
+
+    table: Any
+    key: Any
+
+    @property
+    def name(self) -> str:
+        """The name that is there."""
+        return str(self.table[self.key])
+
+    def put(self, name: str) -> None:
+        """Replace the name."""
+        self.table[self.key] = name
+
+
+_ENDINGS = {"system.engine_law": ".json", "system.model": ".json", "system.gpu": ".toml", "load.trace": "", "system.log": ""}
+"""Keys whose values may name files, and the endings of those."""
+
+
+def _files(tables: Tables) -> list[FileName]:
+    """Names of files in the sections and on the axes."""
+    found: list[FileName] = []
+
+    def add(path: str, table: Any, key: Any) -> None:
+        value = table[key]
+        if isinstance(value, list):
+            for index in range(len(value)):
+                add(path, value, index)
+        elif isinstance(value, str) and value.endswith(_ENDINGS[path]) and not study.is_bundled_trace(value):
+            found.append(FileName(table, key))
+
+    axes = _table(tables, "sweep")
+    for path in _ENDINGS:
+        section, _, key = path.partition(".")
+        if key in _table(tables, section):
+            add(path, tables[section], key)
+        if isinstance(axes.get(path), list):
+            add(path, axes, path)
+    return found
 
 
 def resolve(
@@ -290,9 +329,17 @@ def points(tables: Tables) -> list[tuple[dict[str, Any], ServingInputs]]:
 def _values(path: str, given: Any) -> list[Any]:
     if isinstance(given, str):
         given = parse_axis(given)
+    if isinstance(given, Mapping):
+        given = _spaced(path, given)
     if not isinstance(given, list) or not given:
         raise ParameterError(f"sweep.{path} must be a list of at least one value, got {checks.shown(given)}")
     return given
+
+
+def _spaced(path: str, given: Mapping[str, Any]) -> list[Any]:
+    """Evenly spaced numbers, as {from, to, count} gives them."""
+    checks.whole(f"sweep.{path}.count", given.get("count"), 1, MOST_POINTS)
+    return [*axis_values(path, dict(given))]
 
 
 def sectioned(inputs: Mapping[str, Any]) -> Tables:
@@ -304,9 +351,9 @@ def sectioned(inputs: Mapping[str, Any]) -> Tables:
     keys = {name: [each.name for each in fields(kind)] for name, kind in SECTIONS.items()}
     tables: Tables = {name: {} for name in SECTIONS}
     for key, value in inputs.items():
-        section = next((name for name, known in keys.items() if key in known and key not in ("name", "description")), None)
+        section = next((name for name, known in keys.items() if key in known and key not in _NAMING), None)
         if section is None:
-            every = [each for known in keys.values() for each in known]
+            every = [each for known in keys.values() for each in known if each not in _NAMING]
             raise ParameterError(f"unknown input {key!r}; {checks.nearest(key, every)}")
         tables[section][key] = list(value) if isinstance(value, tuple | range) else str(value) if isinstance(value, Path) else value
     tables["scenario"]["name"] = "serve"
@@ -362,8 +409,8 @@ def _several(given: Any) -> tuple[Any, ...]:
 def fingerprint(tables: Tables) -> str:
     """Hash of everything that determines the results: the tables, the files that they name, and the version of results."""
     held = {}
-    for table, key, index in _files(tables):
-        path = Path(table[key] if index is None else table[key][index])
+    for each in _files(tables):
+        path = Path(each.name)
         held[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     text = json.dumps([tables, held, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from sim.serving.served_methods import MethodSettings
 Floats = NDArray[np.float64]
 
 KINDS = {
-    "off": "plain decoding", "static": "static:K, the same draft length at every load",
+    "off": "one of: off, plain decoding", "static": "static:K, the same draft length at every load",
     "vllm": "vllm:[[1,64,3],[65,512,0]], a draft length by running sequences",
     "sglang": 'sglang, or sglang:{"1":[1,3],"32":[0,1]}: its adaptive rule',
     "goodput": "goodput, or goodput:K at most: the most expected tokens per second (SmartSpec)",
@@ -31,6 +32,7 @@ KINDS = {
     "oracle": "oracle, or oracle:K at most: knows what will be accepted; no engine can",
     **{kind: f"{text}" for kind, text in served_methods.EXAMPLES.items()},
 }  # fmt: skip
+_DIGITS = re.compile("[0-9]{1,9}")
 OWN = "schedule"
 """The policy that follows the schedule in closed form."""
 MOST = 8
@@ -91,7 +93,7 @@ def named(text: str, known: int | None = None) -> PolicyName:
         return PolicyName(text, settings.longest, lambda *_: draft_policies.Static(settings.longest), settings)
     alone, needing = kind in ("off", OWN), kind in ("static", "vllm")
     if kind not in KINDS or (alone and colon) or (needing and not rest) or (colon and not rest):
-        raise ParameterError(f"policy must be one of {'; '.join(KINDS.values())}; got {checks.shown(text)}")
+        raise ParameterError(f"policy must be {'; '.join(KINDS.values())}; got {checks.shown(text)}")
     if kind == "off":
         found = PolicyName(text, 0, lambda *_: draft_policies.Static(0))
     elif kind == "static":
@@ -125,7 +127,7 @@ _CHOOSING: dict[str, Callable[[int], Make]] = {
 
 
 def _whole(text: str, policy: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not _DIGITS.fullmatch(text) or int(text) < 1:
         raise ParameterError(f"policy {policy}: the draft length must be a whole number of at least 1, got {checks.shown(text)}")
     checks.whole(f"draft length of policy {policy}", int(text), 1, MAX_DRAFT)
     return int(text)
@@ -142,7 +144,8 @@ def _slots(text: str, policy: str) -> dict[int, list[int]] | None:
     if not text:
         return None
     found = _json(text, policy)
-    if not isinstance(found, dict) or not all(isinstance(each, list) and str(key).isdigit() for key, each in found.items()):
+    right = isinstance(found, dict) and all(isinstance(each, list) and _DIGITS.fullmatch(key) for key, each in found.items())
+    if not isinstance(found, dict) or not right:
         example = '{"1":[1,3],"32":[0,1]}'
         raise ParameterError(f"policy {policy}: it must be an object of lists, such as {example}, got {checks.shown(found)}")
     return {int(key): each for key, each in found.items()}

@@ -122,7 +122,7 @@ def _run(
         maps = plan.by_context() if by_context and point < MOST_MAPS else ()
         studies.append(plan.study({each.of: done[each] for each in tasks if each.point == point}, maps))
     rows = [
-        {**at, **row} for at, found in zip(axes, studies, strict=True)
+        {**at, **row} for at, found in zip(_plain(axes), studies, strict=True)
         for row in found.rows
     ]  # fmt: skip
     table = pl.DataFrame([study.plain_values(row) for row in rows], infer_schema_length=None, strict=False)
@@ -137,6 +137,15 @@ def _run(
     write_text(folder / FILE, strict_json.dumps(made.document()) + "\n")
     write_text(folder / "metadata.json", strict_json.dumps(document, indent=2) + "\n")
     return made
+
+
+def _plain(axes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Values of the axes for a table: as JSON text on an axis with values of several types, or lists."""
+    paths = axes[0] if axes else {}
+    kinds = {path: {type(each[path]) for each in axes} - {int if float in {type(each[path]) for each in axes} else None}
+             for path in paths}  # fmt: skip
+    mixed = {path for path in paths if len(kinds[path]) > 1 or kinds[path] & {list, dict}}
+    return [{path: strict_json.dumps(value) if path in mixed else value for path, value in at.items()} for at in axes]
 
 
 def _prepare(folder: Path, tables: Tables, mark: str, *, resume: bool) -> None:

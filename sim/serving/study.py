@@ -111,9 +111,16 @@ class ServingInputs:
     slo_tpot_ms: float | None = None
 
     def __post_init__(self) -> None:
-        if sum(map(bool, (self.rates or self.trace, self.concurrencies))) != 1:
+        if self.rates and self.concurrencies:
+            raise ParameterError("a load is a --rate in requests per second or a --concurrency in clients, got both; leave one out")
+        if not (self.rates or self.concurrencies or self.trace):
             raise ParameterError(
                 "a load is needed, one of: --rate in requests per second, --concurrency in clients, --trace"
+            )
+        if self.burstiness != 1 and (self.trace or self.concurrencies):
+            raise ParameterError(
+                f"burstiness is of arrivals at a --rate, got {self.burstiness:g} with a {'trace' if self.trace else 'concurrency'};"
+                " leave it out"
             )
         checks.whole("replicas", self.replicas, 1, 1024)
         checks.whole("replications", self.replications, 0, 1000)
@@ -167,7 +174,7 @@ class ServedPoint:
         }  # fmt: skip
 
     def row(self, num_blocks: int | None) -> dict[str, Any]:
-        """Row of `--json`."""
+        """Row of `--json`; `num_blocks` are those of all replicas."""
         row: dict[str, Any] = {"rate": self.load.rate, "concurrency": self.load.concurrency, "policy": self.policy}
         for name in SPREAD:
             low, high = self.spread.get(name, (math.nan, math.nan))
@@ -230,8 +237,13 @@ class Study:
             best = self.best(each.load).faster_than(each)
             compared = [(f"gain_over_off{end}", value) for end, value in zip(_ENDS, gain, strict=True)]
             compared += [(f"regret{end}", value - 1) for end, value in zip(_ENDS, best, strict=True)]
-            rows.append(each.row(self.settings.num_blocks) | dict(compared))
+            rows.append(each.row(self.num_blocks) | dict(compared))
         return rows
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks of the caches of all replicas; None: any number."""
+        return None if self.settings.num_blocks is None else self.settings.num_blocks * self.inputs.replicas
 
     @cached_property
     def switch_off(self) -> int | None:
@@ -267,12 +279,13 @@ class Study:
     def _off_text(self) -> str:
         """Where drafts stop paying, in words."""
         running, low, high, _ = self.off_from
-        most = self.settings.max_num_seqs
+        most = self.schedule[-1].running
         if running is None:
             unsure = "" if low is None else f" (in the 80 % interval perhaps only up to {low:.0f})"
-            return f"in closed form drafts pay with up to {most} running sequences, the most that run{unsure}"
+            what = "the most that run" if most == self.settings.max_num_seqs else "the most that the cache holds, about"
+            return f"in closed form drafts pay with up to {most} running sequences, {what}{unsure}"
         ends = f"{low:.0f} to {high:.0f}" if high is not None else f"from {low:.0f} to beyond {most}"
-        return f"in closed form drafts do not pay from about {running:.0f} running sequences on (80 % interval {ends})"
+        return f"in closed form a server without the draft is faster from about {running:.0f} running sequences on (80 % {ends})"
 
     def _gain(self, load: LoadPoint) -> str:
         """How much faster the best policy is than plain decoding, where both were run."""
@@ -310,8 +323,9 @@ class Study:
     def lines(self, engine: str) -> list[str]:
         """Lines that set an engine to the schedule."""
         of = self.situation
+        draft = of.draft or engine_settings.draft_of(of.law.facts.get("draft", ""))
         return engine_settings.lines(
-            engine, of.name or engine_settings.MODEL, of.draft, self.ranges, tensor_parallel=of.tensor_parallel
+            engine, of.name or engine_settings.MODEL, draft, self.ranges, tensor_parallel=of.tensor_parallel
         )
 
 
@@ -369,6 +383,14 @@ class StudyPlan:
         count = 1 + self.inputs.replications
         return [RunOf(*each) for each in itertools.product(range(len(self.loads)), range(len(self.policies)), range(count))]
 
+    def check_requests(self) -> None:
+        """Refuse loads with a request that could never be served; of drawn lengths the mean ones."""
+        longest = max(each.longest for each in self.policies)
+        for load in self.loads:
+            requests = _load(self.inputs, load, 1, self.lengths, self.trace, 0)
+            prompt, output = round(self.workload.prompt), round(self.workload.output)
+            self.settings.check_request(*(requests.largest if self.trace is not None else (prompt, output)), longest)
+
     def named(self, of: RunOf) -> str:
         """Load and policy of a run, as printed text."""
         return f"{self.loads[of.load].text}, {self.policies[of.policy].text}"
@@ -378,7 +400,8 @@ class StudyPlan:
         inputs, drawn, recorder = self.inputs, of.replication > 0, self.recorded(of, Recorder, progress)
         asked = not drawn and (inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None)
         within = measures.within(recorder, inputs.slo_ttft_ms, inputs.slo_tpot_ms) if asked else None
-        return ServedRun(measures.measured(recorder), measures.stable(recorder), within, None if drawn else recorder.series)
+        figures, series = measures.measured(recorder, inputs.replicas), None if drawn else recorder.series
+        return ServedRun(figures, measures.stable(recorder), within, series)
 
     def recorded(
         self, of: RunOf, recorder: Callable[[Load], Recording], progress: RequestProgress = lambda *_: None
@@ -423,9 +446,11 @@ class StudyPlan:
         )  # fmt: skip
 
     def count(self, load: LoadPoint) -> int:
-        """Requests of a run: those that were asked for, or enough for a steady state, by the number that would run undrafted."""
-        if self.inputs.requests is not None:
-            return self.inputs.requests
+        """Requests of a run: those that were asked for, or enough for a steady state."""
+        return self.inputs.requests or self.enough(load)
+
+    def enough(self, load: LoadPoint) -> int:
+        """Requests that show a steady state, by the number that would run undrafted."""
         if load.concurrency is not None:
             return max(LEAST_REQUESTS, PER_CLIENT * load.concurrency)
         assert load.rate is not None
@@ -467,12 +492,24 @@ class StudyPlan:
         unused = "context" if self.schedules.longest else ("context", "acceptance")
         rests = [each for each in self.situation.rests_on if not each.input.startswith(unused)]
         rests += _evidence(self.inputs, self.settings, self.workload, self.trace)
-        notes = [*self.notes, *_remarks(self.situation, points), *self._unlike_the_closed_form(points)]
+        notes = [*self.notes, *_remarks(self.situation, points, self.inputs.replicas)]
+        notes += [*self._short_runs(), *self._unlike_the_closed_form(points)]
         return Study(
             self.inputs, self.situation, self.settings, tuple(points), self.rows, self.workload,
             tuple(rests), tuple(notes), self.schedules.switch_off(self.workload), by_context,
         )  # fmt: skip
 
+
+    def _short_runs(self) -> Iterator[str]:
+        """Loads whose requests are too few for a steady state."""
+        given = self.inputs.requests
+        for load in self.loads if self.trace is None and given is not None else ():
+            if (given or 0) < self.enough(load) // 2:
+                yield (
+                    f"{given} requests at {load.text} are too few for a steady state, in which about"
+                    f" {self.enough(load) // PER_CLIENT} run: a queue that grows may not show; leave --requests out"
+                )
+                return
 
     def _unlike_the_closed_form(self, points: Sequence[ServedPoint]) -> Iterator[str]:
         """Loads at which requests slow each other down in a way that the closed form leaves out, and so does the schedule."""
@@ -500,7 +537,10 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
         if said.log or said.acceptance is not None or said.acceptance_by_position is not None:
             notes.append("no policy drafts: acceptance has no effect")
         said = replace(said, acceptance=0.0, acceptance_by_position=None)
-    of = situation(replace(said, context=round(workload.prompt + workload.output)), progress)
+    context = round(workload.prompt + workload.output)
+    if context > checks.MAX_TOKENS:
+        raise ParameterError(f"prompt and output must have at most {checks.MAX_TOKENS} tokens together, got {context}")
+    of = situation(replace(said, context=context), progress)
     if len(of.cases) > 1:
         raise ParameterError("--acceptance must be one value or one range under load, got several cases; serve them one by one")
     acceptance = of.cases[0]
@@ -522,10 +562,12 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     if lossy:
         notes.append(f"lossy: the output of {', '.join(lossy)} differs from the model's; the best policy is one of the others")
     notes += [*of.notes, *(trace.notes if trace is not None else ())]
-    return StudyPlan(
+    made = StudyPlan(
         inputs, of, acceptance, LawPrices(of.law, range(inputs.replications), _logits(of.shape)), settings, tuple(loads),
         tuple(chosen), lengths, workload, trace, passes if drafting else decodings.NONE, tuple(notes),
     )  # fmt: skip
+    made.check_requests()
+    return made
 
 
 def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None, *, by_context: bool = False) -> Study:
@@ -551,12 +593,18 @@ def is_bundled_trace(name: str) -> bool:
     return name in traces.BUNDLED
 
 
+def check_output(output: float) -> None:
+    """Refuse outputs of fewer than two tokens on average: the first is that of the prompt's pass, and nothing is drafted."""
+    checks.number("output", output, 2, checks.MAX_TOKENS)
+
+
 def _lengths(inputs: ServingInputs, trace: traces.Trace | None) -> tuple[RequestLengths, Workload]:
     if trace is not None:
         if inputs.lengths is not None:
             raise ParameterError("--prompt and --output are those of the trace; leave them out")
         return USUAL, Workload(float(trace.requests.prompts.mean()), float(trace.requests.outputs.mean()))
     lengths = inputs.lengths or USUAL
+    check_output(lengths.output)
     return lengths, Workload(lengths.prompt, lengths.output)
 
 
@@ -574,6 +622,11 @@ def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]
         raise ParameterError(f"{trace.name} has no arrivals; give --concurrency, or --rate with --prompt and --output")
     own = (arrivals.size - 1) / float(arrivals[-1]) if arrivals[-1] > 0 else math.nan
     if not inputs.rates:
+        if not own > 0:
+            raise ParameterError(
+                f"{trace.name} has all arrivals at one time, which is no rate; give --concurrency, or --rate with --prompt and"
+                " --output"
+            )
         return [LoadPoint(own, None)]
     if not own > 0:
         raise ParameterError(f"{trace.name} must have arrivals at more than one time, to be played at another rate")
@@ -676,10 +729,10 @@ def _evidence(
     yield Evidence("prompts", "take what the arithmetic of their tokens takes", "terms of kernels and weights", "assumed")
 
 
-def _remarks(of: Situation, points: Sequence[ServedPoint]) -> Iterator[str]:
+def _remarks(of: Situation, points: Sequence[ServedPoint], replicas: int) -> Iterator[str]:
     if any(not each.stable for each in points):
         yield "where the queue grows, times are those of this number of requests, and longer with more of them"
     if of.law.cells is not None:
         last = float(of.law.cells.sequences.max())
-        if max(each.figures["mean_running"] for each in points) > last:
+        if max(each.figures["mean_running"] for each in points) / replicas > last:
             yield f"more sequences run than the {last:g} of the law's cells: its times are extrapolated there"

@@ -29,11 +29,14 @@ def text(study: Study, width: int = WIDTH) -> str:
         console.print(paragraph, soft_wrap=True)
     console.print()
     console.print(_table(study))
+    for load in study.loads if any(each.within_slo is not None for each in study.points) else ():
+        kept = "; ".join(f"{_label(each.policy)} {_number(each.within_slo or 0.0)}/s" for each in study.at(load))
+        _bullet(console, f"requests within the objectives at {load.text}: {kept}", width)
     for policy in dict.fromkeys(each.policy for each in study.points):
         if _label(policy) != policy:
             _bullet(console, f"{_label(policy)}: {policy}", width)
     if any(row.draft_length for row in study.schedule):
-        console.print("\nbest draft length by running sequences, in closed form")
+        console.print("\nbest draft length by running sequences of a server that has the draft, in closed form")
         spans = "; ".join(f"{_span(each.first, each.last)}: {each.draft_length or 'off'}" for each in study.ranges)
         _bullet(console, spans, width)
     console.print("\nrests on")
@@ -64,7 +67,7 @@ def _table(study: Study) -> Table:
     table.add_column("\nload", no_wrap=True)
     table.add_column("\npolicy", overflow="fold", min_width=11, max_width=22)
     columns = ("tokens/s\nall", "80 %\ninterval", "TTFT\np50 ms", "\np99", "TPOT\nms", "\np99", "request\nmean s", "\np99",
-               "\nrunning", "\nK", "cache\nfull", "pre-\nempted")  # fmt: skip
+               "running\nall", "\nK", "cache\nfull", "pre-\nempted")  # fmt: skip
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for load in study.loads:
@@ -87,7 +90,7 @@ def _cells(study: Study, load: LoadPoint | None, each: ServedPoint, best: bool) 
         yield _number(figures[name] / 1e3)
     yield _number(figures["mean_running"])
     yield _number(figures["mean_draft_length"])
-    blocks = study.settings.num_blocks
+    blocks = study.num_blocks
     yield "-" if blocks is None else f"{figures['mean_blocks'] / blocks:.0%}"
     yield f"{figures['preemptions']:.0f}"
 

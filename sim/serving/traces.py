@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from importlib import resources
@@ -28,6 +29,7 @@ TIMES = {
 """Names of the arrival, with its unit [s]: Mooncake's `timestamp` is in milliseconds."""
 BUNDLED = {"azure-2023-conversation": "azure_2023_conversation.csv"}
 """Traces that come with the program, by name."""
+_CLOCK = re.compile(r"(?P<whole>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?)(?P<part>\.\d{1,30})?(?P<zone>Z|[+-]\d\d:?\d\d)?", re.ASCII)
 CHARACTERS = 4.0
 """Characters per token of a conversation: assumed, a usual figure of English text."""
 
@@ -83,17 +85,36 @@ def read(path: str | Path, *, limit: int | None = None) -> Trace:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    reader = csv.DictReader(bounded_files.text_lines(path))
-    for row in reader:
-        yield f"row {reader.line_num}", {str(name).strip(): value for name, value in row.items() if name is not None}
+    reader = csv.DictReader(_lines(path))
+    try:
+        names = [str(name).strip() for name in reader.fieldnames or ()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ParameterError(f"{path.name} must have each column once, got {checks.shown(twice)} twice; rename one")
+        for row in reader:
+            yield f"row {reader.line_num}", {str(name).strip(): value for name, value in row.items() if name is not None}
+    except csv.Error as error:
+        raise ParameterError(f"{path.name}, row {reader.line_num + 1}: it cannot be read as CSV: {error}") from None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines of a file, which errors name."""
+    try:
+        yield from bounded_files.text_lines(path)
+    except ParameterError as error:
+        raise ParameterError(f"{path.name}: {error}" if path.name not in str(error) else str(error)) from None
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if next(iter(bounded_files.text_lines(path)), "").lstrip().startswith("["):
-        for index, each in enumerate(bounded_files.json_of(bounded_files.read_text(path)), 1):
+    if path.suffix.lower() != ".jsonl" and next(iter(_lines(path)), "").lstrip().startswith("["):
+        try:
+            entries = bounded_files.json_of(bounded_files.read_text(path))
+        except ValueError as error:
+            raise ParameterError(f"{path.name} cannot be read as a JSON list: {error}") from None
+        for index, each in enumerate(entries, 1):
             yield f"entry {index}", _object(each, f"{path.name}, entry {index}")
         return
-    for number, line in enumerate(bounded_files.text_lines(path), 1):
+    for number, line in enumerate(_lines(path), 1):
         if line.strip():
             try:
                 found = bounded_files.json_of(line)
@@ -149,14 +170,12 @@ def _time(fields: Mapping[str, Any], at: str) -> float | None:
 
 
 def _clock(value: Any) -> float:
-    """Seconds of a date with a time of day; nan if it is none. Digits beyond microseconds count too."""
-    if not isinstance(value, str):
-        return math.nan
-    whole, point, part = value.strip().partition(".")
-    digits = part.rstrip("Z")
-    if point and not digits.isdigit():
+    """Seconds of a date with a time of day; nan if it is none. Digits beyond microseconds count too; without a zone it is UTC."""
+    found = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
         return math.nan
     try:
-        return datetime.fromisoformat(whole).timestamp() + (float(f"0.{digits}") if point else 0.0)
+        whole = datetime.fromisoformat(found["whole"] + (found["zone"] or "Z"))
     except ValueError:
         return math.nan
+    return whole.timestamp() + float(f"0{found['part'] or '.0'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def test_rows_have_the_figures_of_each_load_and_policy() -> None:
     for row in rows:
         for name in study.SPREAD:
             assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"], name
-        for time in measures.TIMES:
-            assert row[f"p50_{time}_ms"] <= row[f"p90_{time}_ms"] <= row[f"p99_{time}_ms"]
+        for name in measures.TIMES:
+            assert row[f"p50_{name}_ms"] <= row[f"p90_{name}_ms"] <= row[f"p99_{name}_ms"]
         assert row["mean_e2e_ms"] == pytest.approx(row["mean_ttft_ms"] + 15 * row["mean_tpot_ms"])
         # A token takes a gap, or a share of one that it came in with others.
         assert row["mean_tpot_ms"] <= 1.002 * row["mean_itl_ms"]
@@ -184,7 +185,7 @@ def test_a_trace_is_served_at_its_times_and_at_other_rates(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ((), "a load is needed"), (("--rate", "1", "--concurrency", "2"), "a load is needed"),
+    ((), "a load is needed"), (("--rate", "1", "--concurrency", "2"), "got both; leave one out"),
     (("--rate", "0"), "rate must be between"), (("--rate", "x"), "rate must be comma-separated numbers"),
     (("--concurrency", "0"), "concurrency must be"), (("--rate", "1", "--policy", "best"), "policy must be one of"),
     (("--rate", "1", "--policy", "static:0"), "the draft length must be a whole number of at least 1"),
@@ -200,6 +201,17 @@ def test_a_trace_is_served_at_its_times_and_at_other_rates(tmp_path: Path) -> No
     (("--rate", "1", "--num-blocks", "3"), "blocks of 16 positions, and the cache has 3"),
     (("--rate", "1", "--prompt", "0"), "prompt must be between 1"),
     (("--rate", "1", "--output", "-4"), "output must be between 1"),
+    (("--rate", "1", "--output", "1"), "output must be between 2"),
+    (("--rate", "1", "--policy", "static:²"), "the draft length must be a whole number"),
+    (("--rate", "1", "--policy", f"goodput:{'9' * 5000}"), "the draft length must be a whole number"),
+    (("--rate", "1", "--policy", 'sglang:{"²":[1]}'), "it must be an object of lists"),
+    (("--rate", "1", "--policy", "OFF"), "policy must be one of: off, plain decoding; static:K"),
+    (("--rate", "1", "--burstiness", "1e-200"), "burstiness must be"), (("--rate", "1", "-o", "."), "must be the name of files"),
+    (("--concurrency", "2", "--burstiness", "2"), "burstiness is of arrivals at a --rate"),
+    (("--rate", "1", "--kernels", "xxx"), "unknown kernels 'xxx'"),
+    (("--rate", "1", "--kernels", "roofline"), "--kernels are those"),
+    (("--rate", "1", "--log-draft-length", "3"), "--log-draft-length is of a --log"),
+    (("--rate", "1", "--prompt", "1000000"), "prompt and output must have at most"),
     (("--rate", "1", "--burstiness", "-1"), "burstiness must be"),
     (("--rate", "1", "--slo-ttft", "5"), "slo_ttft must be a time"),
     (("--rate", "1", "--acceptance", "0.5,0.7"), "one value or one range"), (("--trace", "none.csv"), "none.csv"),
@@ -312,3 +324,85 @@ def test_an_interval_holds_its_value(value: float, drawn: list[float]) -> None:
     low, high = study.interval(value, drawn)
     assert low <= value <= high
     assert low <= np.exp(np.log(drawn).mean()) <= high * (1 + 1e-9)
+
+
+def test_overload_shows_the_capacity_at_every_rate() -> None:
+    """Arrivals end long before their tokens are generated: the measured time is one of ends."""
+    own = "--engine-law", "sglang-qwen3-235b-a22b", "--prompt", "1000", "--output", "250"
+    rows = document(*own, "--rate", "20,100", "--replications", "0", "--policy", "off")["table"]
+    speeds = [row["output_tokens_per_s"] for row in rows]
+    assert [row["stable"] for row in rows] == [False, False]
+    assert speeds[0] == pytest.approx(speeds[1], rel=0.05)
+    at_once = document(*LAW, *QUICK, "--rate", "1000000", "--policy", "off")["table"][0]
+    assert at_once["output_tokens_per_s"] == pytest.approx(at_once["mean_running"] * 1e3 / at_once["mean_itl_ms"], rel=0.3)
+
+
+def test_columns_agree_by_littles_law() -> None:
+    [row] = document(*LAW, "--rate", "14", "--prompt", "500", "--output", "100", "--output-cv", "2", "--replications", "0",
+                     "--policy", "off", "--requests", "2000")["table"]  # fmt: skip
+    assert row["mean_running"] == pytest.approx(row["requests_per_s"] * row["mean_e2e_ms"] / 1e3, rel=0.1)
+
+
+def test_shares_are_those_of_all_replicas() -> None:
+    words = (*LAW, *QUICK, "--rate", "20", "--num-blocks", "200", "--policy", "off")
+    [one], [eight] = (document(*words, "--replicas", count)["table"] for count in ("2", "8"))
+    assert 0 < eight["utilization"] <= 1
+    assert 0 < eight["kv_utilization"] < one["kv_utilization"] <= 1
+
+
+def test_too_few_requests_are_noted() -> None:
+    few = document(*LAW, "--rate", "14", "--requests", "40", "--replications", "0", "--policy", "off")
+    assert any("too few for a steady state" in note for note in few["notes"])
+    enough = document(*LAW, "--rate", "0.5", "--requests", "200", "--replications", "0", "--policy", "off")
+    assert not any("too few" in note for note in enough["notes"])
+
+
+def test_the_closed_form_stops_where_the_cache_is_full() -> None:
+    found = document(*LAW, *QUICK, "--rate", "5", "--num-blocks", "30", "--prompt", "100", "--output", "20", "--policy", "static:1")
+    assert [row["running"] for row in found["schedule"]] == [1, 2, 3, 4]  # 480 positions, and 120 of each request
+    assert "up to 4 running sequences, the most that the cache holds" in found["verdict"]
+
+
+def test_objectives_are_printed() -> None:
+    code, out, _ = called(*LAW, *QUICK, "--rate", "5", "--policy", "off", "--slo-ttft", "1s")
+    assert code == 0
+    assert "requests within the objectives at 5/s: off " in out
+
+
+def test_a_trace_without_arrivals_is_played_by_clients(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join('{"prompt_len": 64, "output_len": 8}' for _ in range(30)))
+    found = document(*LAW, "--trace", str(tmp_path / "a.jsonl"), "--concurrency", "3", "--replications", "0", "--policy", "off")
+    assert found["table"][0]["concurrency"] == 3
+    code, _, error = called(*LAW, "--trace", str(tmp_path / "a.jsonl"))
+    assert code == 2
+    assert "has no arrivals; give --concurrency" in error
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_times_of_traces_do_not_depend_on_the_clock_of_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        rows = ["2024-03-31 02:59:59.0", "2024-03-31 03:00:00.0", "2024-03-31 03:00:00.5Z", "2024-03-31T05:00:01.009930+02:00"]
+        path = tmp_path / "t.csv"
+        path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *(f"{each},4,4" for each in rows)]))
+        assert traces.read(path).requests.arrivals == pytest.approx([0, 1, 1.5, 2.00993])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [("a.json", '[{"prompt_len": 3, ', "a.json cannot be read as a JSON list"),
+     ("a.csv", f"arrival_s,prompt_len,output_len\n1,{'9' * 200_000},3\n", "a.csv, row 2: it cannot be read as CSV"),
+     ("a.csv", "arrival_s,prompt_len,prompt_len,output_len\n1,2,3,4\n", "a.csv must have each column once, got 'prompt_len' twice"),
+     ("a.csv", "\x00\x01", "a.csv"), ("one.csv", "arrival_s,prompt_len,output_len\n1,2,3\n", "has all arrivals at one time")],
+)  # fmt: skip
+def test_damaged_traces_are_refused_by_name(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    code, out, error = called(*LAW, "--trace", str(tmp_path / name))
+    assert (code, out, error.count("\n")) == (2, "", 1), error
+    assert message in error

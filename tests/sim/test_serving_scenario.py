@@ -190,7 +190,7 @@ def test_trace_and_law_are_found_from_the_scenario_file(tmp_path: Path) -> None:
         ({"server": {"policies": "off"}}, "server.policies must be a list, got 'off'"),
         ({"server": {"slo_tpot": "fast"}}, "slo_tpot must be a time above 0"),
         ({"server": {"policies": ["static:2", "vllm:[[1,3,2],[5,9,0]]"]}}, "must begin at 4, got 5: it leaves a gap"),
-        ({"load": {"rate": 2}}, "one of: --rate"), ({"load": {"concurrency": []}}, "a load is needed"),
+        ({"load": {"rate": 2}}, "got both; leave one out"), ({"load": {"concurrency": []}}, "a load is needed"),
         ({"system": {"engine_law": "nothing"}}, "unknown engine law 'nothing'"),
         ({"sweep": {"server.max_seqs": [1]}}, "unknown key server.max_seqs"),
         ({"sweep": {"servers.max_num_seqs": [1]}}, "unknown path 'servers.max_num_seqs'"),
@@ -222,7 +222,7 @@ def test_drafts_stop_paying_where_the_closed_form_says_with_an_interval() -> Non
     assert off.running is not None
     assert off.running_low is not None
     assert off.running_low <= off.running <= (off.running_high or math.inf)
-    assert f"drafts do not pay from about {off.running:.0f} running sequences on (80 % interval" in wide.verdict
+    assert f"a server without the draft is faster from about {off.running:.0f} running sequences on (80 % " in wide.verdict
     lengths = (0, 1.0), (1, 1.60587738)
     forms = [draft_schedules.ClosedForm(wide_prices(wide), length, each, each, wide.workload) for each, length in lengths]
     plain, one = (form.at_concurrency(off.running).output_tokens_per_s for form in forms)
@@ -438,3 +438,48 @@ def test_a_method_needs_the_depth_of_the_model() -> None:
         served_methods.served("early-exit", own, None, 8, 0)
     own = served_methods.settings_of("early-exit", '{"exit_layer":4,"layers":6}', "")
     assert served_methods.served("early-exit", own, None, 8, 0).layers[1] == 6  # type: ignore[index]
+
+
+def test_a_file_on_an_axis_is_part_of_the_scenario(tmp_path: Path) -> None:
+    """It is found from the scenario's folder, and results of its old content are not taken for those of the new one."""
+    (tmp_path / "a.csv").write_text("arrival_s,prompt_len,output_len\n" + "".join(f"{each},32,8\n" for each in range(20)))
+    own = tables(load={"concurrency": [], "requests": None, "prompt": None, "output": None}, sweep={"load.trace": ["a.csv"]})
+    own["load"] = {}
+    (tmp_path / "s.toml").write_text(scenario_toml.text_of(own))
+    where = tmp_path / "run"
+    serving_run.run(load_scenario.resolve(tmp_path / "s.toml"), out=where, jobs=1)
+    before = load_scenario.fingerprint(load_scenario.resolve(tmp_path / "s.toml"))
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("32,8", "32,9"))
+    assert load_scenario.fingerprint(load_scenario.resolve(tmp_path / "s.toml")) != before
+    with pytest.raises(ParameterError, match="holds the run of another scenario"):
+        serving_run.run(load_scenario.resolve(tmp_path / "s.toml"), out=where, jobs=1, resume=True)
+
+
+def test_axes_of_lists_and_of_ranges(tmp_path: Path) -> None:
+    given = tables(sweep={"server.policies": [["off"], ["static:1", "static:2"]], "load.concurrency": [[1, 2], 3]})
+    made = serving_run.run(given, out=tmp_path / "run", jobs=1)
+    assert made.table["server.policies"].unique(maintain_order=True).to_list() == ['["off"]', '["static:1", "static:2"]']
+    assert made.table["load.concurrency"].unique(maintain_order=True).to_list() == ["[1, 2]", "3"]
+    assert made.table.height == 3 + 6
+    spaced = load_scenario.resolve(tables(), sweep=[("load.prompt", {"from": 16, "to": 64, "count": 4})])
+    assert [at["load.prompt"] for at, _ in load_scenario.points(spaced)] == [16, 32, 48, 64]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"load": {"concurrency": [], "rate": [1.0], "burstiness": -3.0}}, "burstiness must be"),
+     ({"server": {"num_blocks": 2}}, "and the cache has 2"), ({"scenario": {"name": "../evil"}}, "name must be 1 to 64 letters"),
+     ({"scenario": {"name": "x" * 300}}, "name must be 1 to 64 letters"), ({"scenario": {"name": ""}}, "name must be 1 to 64")],
+)  # fmt: skip
+def test_what_a_run_would_refuse_is_refused_by_lint(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "s.toml").write_text(scenario_toml.text_of(tables(**changes)))
+    for words in (["lint"], ["run", "--dry-run"]):
+        done = CliRunner().invoke(app, [words[0], str(tmp_path / "s.toml"), *words[1:]])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert message in done.stderr
+
+
+def test_lines_name_the_draft_of_the_law() -> None:
+    found = study.serve(load_scenario.inputs_of(tables()))
+    assert '"method": "draft_model"' not in " ".join(found.lines("vllm"))
+    assert "EAGLE" in " ".join(found.lines("sglang"))
