@@ -74,8 +74,9 @@ class ClosedForm:
 
     @property
     def rounds(self) -> float:
-        """Rounds of a request, after the first token if the pass of a prompt gives it."""
-        return max(self.workload.output - self._first, 0.0) / self.acceptance_length
+        """Rounds of a request, after the first token if the pass of a prompt gives it; at least one for any further token."""
+        left = max(self.workload.output - self._first, 0.0)
+        return max(left / self.acceptance_length, min(left, 1.0))
 
     @property
     def _first(self) -> float:
