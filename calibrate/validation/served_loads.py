@@ -49,9 +49,9 @@ QWEN_OUTPUT, QWEN_PROMPTS = 256, (1, 256, 1024)
 OWN_SOURCE = "LLMServingSim"
 """Word in the sources of those estimates of vLLM's own times that are from the recorded run itself."""
 FITTED = "fitted cells, worst"
-TTFT, ENGINE_MEANS = "TTFT p50", ("TTFT mean", "TPOT mean", "latency mean")
+TTFT, MEANS = "TTFT p50", ("TTFT mean", "TPOT mean", "latency mean")
 """Headings of the columns."""
-PUBLISHED_OF_RUN = {"TTFT mean": 0.006, "TPOT mean": 0.002, "latency mean": 0.005}
+PUBLISHED_OF_RUN = {"TTFT p50": 0.008, "TTFT mean": 0.006, "TPOT mean": 0.002, "latency mean": 0.005}
 """Signed errors of LLMServingSim on the recorded run [-]: its bench/examples/RTX4090/Llama-3.1-8B/validation/summary.txt at
 5daddb21."""
 
@@ -164,10 +164,8 @@ def beyond_fitted(plain: Cells, drafted: Callable[[int], Cells]) -> Claim:
     first = found[MTP_LENGTHS[0]]
     predicted = first.by_law.cells[~first.by_law.fitted]
     at = ", ".join(f"{each:g}" for each in predicted.sequences)
-    by_law, by_server = (
-        "; ".join(f"K = {length}: {signed(getattr(each, name).errors)}" for length, each in found.items())
-        for name in ("by_law", "by_server")
-    )
+    of_law = "; ".join(f"K = {length}: {signed(each.by_law.errors)}" for length, each in found.items())
+    of_server = "; ".join(f"K = {length}: {signed(each.by_server.errors)}" for length, each in found.items())
     return Claim(
         "Server: time per token of DeepSeek-R1 in SGLang beyond the concurrencies that a law is fitted to",
         "The table of the claim on the time per token of DeepSeek-R1. For each assumed draft length of MTP, which is not in the "
@@ -175,8 +173,8 @@ def beyond_fitted(plain: Cells, drafted: Callable[[int], Cells]) -> Claim:
         f"of MTP beyond ({at}): in closed form, and as prices of a simulated server with that many clients, prompts and outputs of "
         "1,024 tokens each. Targets are 5 % in the median and 10 % at worst for both. "
         f"{_missed(cases)}",
-        f"Extrapolation in the concurrency fails, and worse the further it goes. Signed errors at {at}: law {by_law}; simulated "
-        f"server {by_server}. {_bend(found)} With all cells fitted, which is no prediction, the law is at most "
+        f"Extrapolation fails, and the further the worse. Signed errors at {at}: law {of_law}; simulated "
+        f"server {of_server}. {_bend(found)} With all cells fitted, which is no prediction, the law is at most "
         f"{percent(max(followed))} off there: its form can follow them, but the cells up to {MOST_FITTED}, where the share of "
         "experts that a step reads still grows, do not tell that growth from the linear one. The simulated server reads prompts "
         "in passes at the price of their arithmetic instead of the law's fitted term `prompt`. Where the fit gives that term "
@@ -197,18 +195,18 @@ def _worst_fitted(table: PredictedTable) -> float:
 
 def _bend(found: Mapping[int, _Extrapolated]) -> str:
     """Which terms of the laws rise faster than the measured times."""
-    any_ = found[MTP_LENGTHS[0]]
-    low, high = any_.further.sequences
+    first = found[MTP_LENGTHS[0]]
+    low, high = first.further.sequences
     rises = []
     for length, each in found.items():
         parts = {name: each.rise(values) for name, values in law_parts(each.law, each.further).items()}
-        largest = max(LINEAR, key=lambda name, of=parts: of[name])  # type: ignore[misc]
+        largest, name = max((parts[name], name) for name in LINEAR)
         linear = sum(parts[name] for name in LINEAR)
-        rises.append(f"K = {length}: {sum(parts.values()):.3f}, linear {linear:.3f}, of which `{largest}` {parts[largest]:.3f}")
+        rises.append(f"K = {length}: {sum(parts.values()):.3f}, {linear:.3f}, {largest:.3f} (`{name}`)")
     return (
-        f"From {low:g} to {high:g} clients the measured time rises by {any_.rise(any_.further.values):.3f} ms per client; that of "
-        f"the law, its terms in proportion to the clients, and the largest of these by {'; '.join(rises)}. It is the linear terms "
-        f"that should bend: fitted to where the time still rises steeply, they alone rise faster than the measured time."
+        f"From {low:g} to {high:g} clients the measured time rises by {first.rise(first.further.values):.3f} ms per client. The "
+        "law's time, its terms in proportion to the clients together, and the largest of these rise by, in ms per client: "
+        f"{'; '.join(rises)}. So the linear terms are too steep: they alone rise faster than the measured time."
     )
 
 
@@ -238,6 +236,7 @@ def closed_loop(cells: Cells) -> Claim:
     bare = replace(law, coefficients={**law.coefficients, "prompt": 0.0}).predict(cells).values
     most = cells.sequences == cells.sequences.max()
     share = float(np.mean(by_law.predictions.values[most] / bare[most]))
+    apart = np.abs(without / bare - 1)
     return Claim(
         "Server: throughput of Qwen3-235B in SGLang as a closed loop of clients",
         "The table of the claim on the throughput of Qwen3-235B, and its law of six cells (K = 1, 4 at batch 1, 8, 64). Each cell "
@@ -248,8 +247,8 @@ def closed_loop(cells: Cells) -> Claim:
         "The simulated server is further off than the law, because the law has the time of prompts as a fitted term per generated "
         f"token, which is {percent(1 - share)} of the time at batch {cells.sequences.max():g}, and the server reads prompts whose "
         "lengths are a guess: too fast without prompts, too slow with long ones. Without prompts on both sides they differ by "
-        f"{percent(float(np.median(np.abs(without / bare - 1))))} in the median and {percent(float(np.abs(without / bare - 1).max()))} "
-        "at worst, by the random draws of the acceptance and by the ends of outputs.",
+        f"{percent(float(np.median(apart)))} in the median and {percent(float(apart.max()))} at worst, by the random draws of the "
+        "acceptance and by the ends of outputs.",
         tuple(cases), "published: sgl-project/sglang#22246",
     )  # fmt: skip
 
@@ -333,8 +332,8 @@ def read_run(folder: str | Path) -> RequestRun:
             raise ParameterError("times of a request must not fall from queued_ts to last_token_ts, and one must have two tokens")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ParameterError(
-            f"{root.name}: meta.json must have engine_kwargs and kv_cache, and requests.jsonl {', '.join(KEYS)}: {error!r}; give the "
-            "folder of a whole run"
+            f"{root.name}: meta.json must have engine_kwargs and kv_cache, and requests.jsonl {', '.join(KEYS)}: {error!r}; give "
+            "the folder of a whole run"
         ) from None
     order, start = np.argsort(queued, kind="stable"), queued.min()
     trace = TracedRequests((queued - start)[order], *(each[order].astype(np.int64) for each in (prompts, outputs)))
@@ -360,50 +359,59 @@ def recorded_run(run: RequestRun, laws: Mapping[str, StepLaw], sources: str = ""
     cases, means = [], {}
     for name, law in laws.items():
         other = run.replayed(law)
-        means[name] = _means(other, run)
-        half = float(np.median(other.ttft) / np.median(run.ttft) - 1)
-        columns = {TTFT: signed(np.array([half])), **{each: signed(np.array([error])) for each, error in means[name].items()}}
+        means[name] = _overall(other, run)
+        columns = {each: signed(np.array([error])) for each, error in means[name].items()}
         errors = other.tpot / run.tpot - 1
         cases.append(
             PredictionErrors(f"TPOT, {name}", errors, _request(run, errors, several=True), 0.1, None, None,
-                             (Target(TTFT, abs(half), 0.1),), columns)
+                             (Target(TTFT, abs(means[name][TTFT]), 0.1),), columns)
         )  # fmt: skip
         errors = other.ttft / run.ttft - 1
         cases.append(PredictionErrors(f"TTFT, {name}", errors, _request(run, errors)))
     settings, first = run.settings, next(iter(laws))
     blocks = "as many blocks as needed" if settings.num_blocks is None else f"{settings.num_blocks:,} blocks"
-    ours = ", ".join(f"{each} {signed(np.array([means[first][each]]))}" for each in ENGINE_MEANS)
-    theirs = ", ".join(f"{each} {signed(np.array([error]))}" for each, error in PUBLISHED_OF_RUN.items())
     return Claim(
         "Server: a recorded run of vLLM on an RTX 4090, request by request",
-        f"{run.trace.arrivals.size} requests to Llama-3.1-8B in vLLM, recorded by LLMServingSim, the only such run in the data, are "
-        f"sent to a simulated server at the times at which they were queued. It has the engine's settings ({settings.max_num_seqs} "
-        f"sequences, {settings.max_num_batched_tokens:,} tokens a pass, {blocks} of {settings.block_size} positions), decodes "
-        "without drafts, and takes the kernels' times from the bundled profile: alone, and with what published measurements of vLLM "
-        "say of its own times (`calibrate engine fit` without cells). Errors are of each request's time per token (TPOT) and time "
-        "to the first token (TTFT). Columns are signed errors of the median and the means over requests. Targets are a median of 10 "
-        f"% for TPOT, and 10 % for the median of TTFT. {_missed(cases)} Published by others, for comparison: LLMServingSim on this "
-        f"run {theirs} (casys-kaist/LLMServingSim at 5daddb21, bench/examples/RTX4090/Llama-3.1-8B/validation/summary.txt); here, "
-        f"{first}: {ours}. On other runs: BLIS 6.7 % for the mean latency, 17.6 % for the mean TTFT and 7.1 % for the mean time "
-        "between tokens, medians over 36 runs of vLLM that it was not fitted to (inference-sim/inference-sim at 2968ed19, "
-        "docs/blog/posts/how-blis-learns-latency.md); Vidur less than 9 % for latency (arXiv:2405.05465, abstract). Errors of means "
-        "are smaller than errors by request, because they cancel.",
+        f"{run.trace.arrivals.size} requests to Llama-3.1-8B in vLLM, recorded by LLMServingSim, the only such run in the data, "
+        "are sent to a simulated server at the times at which they were queued. It has the engine's settings "
+        f"({settings.max_num_seqs} sequences, {settings.max_num_batched_tokens:,} tokens a pass, {blocks} of "
+        f"{settings.block_size} positions), decodes without drafts, and takes the kernels' times from the bundled profile: alone, "
+        "and with what published measurements of vLLM say of its own times (`model.engines.engine_priors`). Errors are of each "
+        "request's time per token (TPOT) and time to the first token (TTFT); columns are signed errors of the median and of means "
+        f"over the requests. Targets are a median of 10 % for TPOT, and 10 % for the median of TTFT. {_missed(cases)} "
+        f"{_published(first, means[first])}",
         "LLMServingSim is nearer to this run than the simulated server. The profile alone is already too slow where no sequence "
-        "waits (the claim on decoding steps), and the prior of vLLM adds to it what this run does not show: the engine schedules "
-        "asynchronously (`async_scheduling` in its configuration), so that its own work overlaps with kernels. One of the prior's "
-        "estimates of the time per sequence is from this very run; the case without it shows what that changes. The engine admits "
-        "a request only where the cache has room for its whole prompt (`scheduler_reserve_full_isl`), the simulated server where it "
-        "has room for the first chunk. Both TTFT and TPOT are mostly those of a full server: all requests arrive within "
-        f"{run.trace.arrivals.max():.0f} s and the last ends after {run.last.max():.0f} s, so that TTFT is time in the queue, and "
-        "its error follows that of throughput. One GPU, one model, no drafts: it says nothing of drafts under load.",
+        "waits (the claim on decoding steps), and the prior of vLLM adds to that. The engine schedules asynchronously "
+        "(`async_scheduling` in its configuration), so that its own work can overlap with kernels, which the prior does not know. "
+        "One of the prior's estimates of the time per sequence is from this very run; the case without it shows what that changes. "
+        "The engine admits a request only where the cache has room for its whole prompt (`scheduler_reserve_full_isl`), the "
+        "simulated server where it has room for the first chunk. All requests arrive within "
+        f"{run.trace.arrivals.max():.0f} s and the last ends after {run.last.max():.0f} s: TTFT is mostly time in the queue, and "
+        "its error follows that of throughput. One GPU, one model, no drafts: this says nothing of drafts under load.",
         tuple(cases), sources,
     )  # fmt: skip
 
 
-def _means(other: RequestRun, run: RequestRun) -> dict[str, float]:
-    """Signed errors of the means over requests [-]."""
+def _published(name: str, errors: Mapping[str, float]) -> str:
+    """Errors that others publish of their simulators, next to those with the prices of this name."""
+    ours, theirs = (
+        ", ".join(f"{each} {signed(np.array([found[each]]))}" for each in (TTFT, *MEANS)) for found in (errors, PUBLISHED_OF_RUN)
+    )
+    return (
+        f"Published by others: LLMServingSim on this run {theirs} (casys-kaist/LLMServingSim at 5daddb21, "
+        f"bench/examples/RTX4090/Llama-3.1-8B/validation/summary.txt); here, {name}: {ours}. On other runs: BLIS 6.7 % for the "
+        "mean latency, 17.6 % for the mean TTFT and 7.1 % for the mean time between tokens, medians over 36 runs of vLLM that it "
+        "was not fitted to (inference-sim/inference-sim at 2968ed19, docs/blog/posts/how-blis-learns-latency.md); Vidur less than "
+        "9 % for latency (arXiv:2405.05465, abstract). All of these are errors of statistics over the requests of a run, in which "
+        "errors of single requests cancel."
+    )
+
+
+def _overall(other: RequestRun, run: RequestRun) -> dict[str, float]:
+    """Signed errors of the median of TTFT, and of means, over requests [-]."""
     pairs = ((other.ttft, run.ttft), (other.tpot, run.tpot), (other.latency, run.latency))
-    return {name: float(one.mean() / two.mean() - 1) for name, (one, two) in zip(ENGINE_MEANS, pairs, strict=True)}
+    means = {name: float(one.mean() / two.mean() - 1) for name, (one, two) in zip(MEANS, pairs, strict=True)}
+    return {TTFT: float(np.median(other.ttft) / np.median(run.ttft) - 1), **means}
 
 
 def _request(run: RequestRun, errors: Floats, *, several: bool = False) -> str:
