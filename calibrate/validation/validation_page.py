@@ -13,7 +13,8 @@ from model.base import bounded_files, whole_files
 HEADER = """# Validation: errors of predictions
 
 Errors of all predictions of this project that can be compared with measured times. `calibrate report DATA_DIR` (`make validate`)
-recomputes them from the tables that `SOURCES.md` of the data folder names; nothing on this page is entered by hand.
+recomputes them from the tables that `SOURCES.md` of the data folder names; nothing on this page is entered by hand, except errors
+that other projects publish of their own simulators, which are quoted with their sources.
 
 The error is predicted over measured time, minus 1; tables show its absolute value: median, 90th percentile and worst case with its
 coordinate. *Target* is the largest median allowed. Within each table the largest median comes first.

@@ -21,7 +21,7 @@ from calibrate.commands.calibrate_app import app
 from calibrate.fits import cpu_step, engine_run
 from calibrate.fits import roofline_fit as fits
 from calibrate.importers import bundled_profiles
-from calibrate.validation import engine_tables, validated_claims
+from calibrate.validation import engine_tables, served_loads, validated_claims
 from calibrate.validation import validation_page as page
 from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
@@ -719,6 +719,7 @@ def call(*arguments: str) -> Result:
 def test_an_outdated_page_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validated_claims, "claims", lambda _: (claim(GOOD, POOR),))
     monkeypatch.setattr(engine_tables, "claims", lambda _: ())
+    monkeypatch.setattr(served_loads, "claims", lambda _: ())
     path = tmp_path / "PAGE.md"
     arguments = ("data", "-o", str(path))
     missing = call(*arguments, "--check")

@@ -24,7 +24,7 @@ from calibrate.fits import engine_run
 from calibrate.importers import bundled_profiles
 from calibrate.loading import prompts
 from calibrate.measured_runs import run_plan
-from calibrate.validation import validation_page
+from calibrate.validation import served_loads, validation_page
 from figures.common import subject
 from figures.common.style import canvas
 from model.architectures import shape_configs
@@ -38,6 +38,7 @@ from sim.commands.sim_app import app as sim
 from sim.comparison import comparison_report, run_comparison
 from sim.reporting import embedded_svg, html_page
 from sim.reporting.report_document import ReportDocument, Section
+from tests.calibrate import test_served_loads
 from tests.calibrate.test_prompts import NESTED, ROWS
 from tests.calibrate.test_validation import STAMPS, without_room, write_run
 from tests.support import engine_outputs as writers
@@ -525,6 +526,21 @@ def test_runs_of_engines(data: st.DataObject) -> None:
             kinds.append(rows_of(text.splitlines()))
         (here / name).write_bytes(data.draw(st.one_of(kinds)))
         call_reader(engine_run.read, here)
+
+
+SERVED = test_served_loads.rows()
+
+
+@given(data=st.data())
+@fuzz_settings
+def test_requests_of_runs(data: st.DataObject) -> None:
+    with folder() as here:
+        test_served_loads.written(here, SERVED, test_served_loads.document())
+        name = data.draw(st.sampled_from(("requests.jsonl", "meta.json")))
+        text = (here / name).read_text()
+        others = rows_of(text.splitlines()) if name == "requests.jsonl" else json_of(json.loads(text)).map(to_json).map(str.encode)
+        (here / name).write_bytes(data.draw(st.one_of(bytes_of(text.encode()), others)))
+        call_reader(served_loads.read_run, here)
 
 
 @given(data=st.one_of(bytes_of(dumps(ADVISED).encode()), json_of(json.loads(dumps(ADVISED))).map(to_json).map(str.encode)))
