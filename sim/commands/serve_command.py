@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +116,7 @@ def serve(
     from sim.advice.situation import Inputs
     from sim.runs import trace as trace_files
     from sim.runs.environment import versions
-    from sim.serving import study, study_text
+    from sim.serving import policies, study, study_text
 
     if settings is not None:
         checks.one_of("settings", settings, engine_settings.NAMES)
@@ -140,6 +141,8 @@ def serve(
         max_num_batched_tokens, block_size, num_blocks, chunked_prefill, milliseconds("slo_ttft", slo_ttft),
         milliseconds("slo_tpot", slo_tpot),
     )  # fmt: skip
+    if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_draft, inputs.policies)):
+        inputs = replace(inputs, policies=(*inputs.policies, policies.OWN))  # what it gains is printed with it
     found = study.serve(inputs, progress, by_context=out is not None)
     document: dict[str, Any] = found.document() | {"command": ["sim", "serve", *sys.argv[2:]], "versions": versions()}
     written = [] if out is None else _write(document, out)

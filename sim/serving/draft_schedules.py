@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model.advice.acceptance_draws import AcceptanceDraws
 from model.engines.step_law import StepLaw
+from model.serving import closed_form
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Drafter
 from model.serving.step_prices import LawPrices
@@ -55,10 +56,12 @@ class SwitchOffLoad(NamedTuple):
     running_low: float | None
     running_high: float | None
     rate: float | None
-    """Requests per second that plain decoding keeps up with at this number."""
+    """Requests per second that plain decoding keeps up with at this number, with its 80 % interval."""
+    rate_low: float | None
+    rate_high: float | None
 
 
-NOWHERE = SwitchOffLoad(None, None, None, None)
+NOWHERE = SwitchOffLoad(*[None] * 6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,16 +146,24 @@ class Schedules:
         lengths = [*range(self.longest + 1)]
         point, drawn = self.acceptance.lengths(lengths)
         prices = LawPrices(self.law, range(DRAWS))
-        own = self._off_from(workload, prices, point)
+        own, rate = self._off_from(workload, prices, point)
         others = [self._off_from(workload, prices.drawn(index), drawn[index % len(drawn)]) for index in range(DRAWS)]
-        low, high = np.quantile([*others, own], [(1 - SHARE) / 2, (1 + SHARE) / 2], method="nearest")
-        plain = ClosedForm(prices, 1.0, 0, 0, workload)
-        rate = plain.at_concurrency(own).requests_per_s if math.isfinite(own) else None
-        middle, least, most = (each if math.isfinite(each) else None for each in (own, min(float(low), own), max(float(high), own)))
-        return SwitchOffLoad(middle, least, most, rate)
+        ends = [(1 - SHARE) / 2, (1 + SHARE) / 2]
+        found = []
+        for middle, drawn_values in ((own, [each for each, _ in others]), (rate, [each for _, each in others])):
+            low, high = np.quantile([*drawn_values, middle], ends, method="nearest")
+            found += [middle, min(float(low), middle), max(float(high), middle)]
+        return SwitchOffLoad(*(each if math.isfinite(each) else None for each in found))
 
-    def _off_from(self, workload: Workload, prices: LawPrices, accepted: Floats) -> float:
-        """Least number of running sequences from which on no draft gives more tokens per second; inf: there is none."""
+    def bound(self, workload: Workload, running: int) -> float:
+        """Most tokens per second that any policy of draft length reaches with this many running sequences [tokens/s]."""
+        rates = self.acceptance.point[: self.longest].tolist()
+        return closed_form.bound(self.prices, rates, running, workload, lambda length: self.passes(length) if length else 0)
+
+    def _off_from(self, workload: Workload, prices: LawPrices, accepted: Floats) -> tuple[float, float]:
+        """Least number of running sequences from which on no draft gives more tokens per second, and the requests per second that
+        plain decoding then keeps up with; inf: there is none.
+        """
         forms = [ClosedForm(prices, min(float(mean), each + 1.0), each, self.passes(each) if each else 0, workload)
                  for each, mean in enumerate(accepted)]  # fmt: skip
         off = math.inf
@@ -161,7 +172,7 @@ class Schedules:
             if max(drafts) > plain:
                 break
             off = running
-        return off
+        return off, forms[0].at_concurrency(off).requests_per_s if math.isfinite(off) else math.inf
 
 
 def as_ranges(rows: Sequence[ScheduleRow]) -> list[Range]:

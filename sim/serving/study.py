@@ -207,6 +207,8 @@ class Study:
     notes: tuple[str, ...] = field(default=())
     off_from: SwitchOffLoad = NOWHERE
     by_context: tuple[ContextRow, ...] = ()
+    bounds: Mapping[LoadPoint, float] = field(default_factory=dict)
+    """Most tokens per second that any policy of draft length reaches, by clients."""
 
     @cached_property
     def loads(self) -> list[LoadPoint]:
@@ -237,7 +239,8 @@ class Study:
             best = self.best(each.load).faster_than(each)
             compared = [(f"gain_over_off{end}", value) for end, value in zip(_ENDS, gain, strict=True)]
             compared += [(f"regret{end}", value - 1) for end, value in zip(_ENDS, best, strict=True)]
-            rows.append(each.row(self.num_blocks) | dict(compared))
+            bound = {"bound_tokens_per_s": self.bounds.get(each.load)}
+            rows.append(each.row(self.num_blocks) | dict(compared) | bound)
         return rows
 
     @property
@@ -278,7 +281,7 @@ class Study:
 
     def _off_text(self) -> str:
         """Where drafts stop paying, in words."""
-        running, low, high, _ = self.off_from
+        running, low, high = self.off_from[:3]
         most = self.schedule[-1].running
         if running is None:
             unsure = "" if low is None else f" (in the 80 % interval perhaps only up to {low:.0f})"
@@ -324,9 +327,26 @@ class Study:
         """Lines that set an engine to the schedule."""
         of = self.situation
         draft = of.draft or engine_settings.draft_of(of.law.facts.get("draft", ""))
-        return engine_settings.lines(
+        lines = engine_settings.lines(
             engine, of.name or engine_settings.MODEL, draft, self.ranges, tensor_parallel=of.tensor_parallel
         )
+        return [*(f"# {each}" for each in self._of_schedule()), *lines]
+
+    def _of_schedule(self) -> Iterator[str]:
+        """What the schedule gains where it was simulated, in words."""
+        for load in self.loads:
+            own = next((each for each in self.at(load) if each.policy == policies.OWN), None)
+            others = [each for each in self.at(load) if each.policy == "off" or each.policy.startswith("static")]
+            if own is not None and others:
+                gains = ", ".join(f"{_ratio(own.faster_than(each))} of {each.policy}" for each in others)
+                what = "tokens per second" if load.rate is None else "speed of a request"
+                yield f"simulated at {load.text}, {what} of this schedule: {gains}"
+
+
+def _ratio(of: tuple[float, float, float]) -> str:
+    """A ratio with its interval, if there is one."""
+    value, low, high = of
+    return f"{value:.2f}x" + (f" (80 % interval {low:.2f} to {high:.2f})" if math.isfinite(low) else "")
 
 
 def _speed(load: LoadPoint, figures: Mapping[str, float]) -> float:
@@ -496,9 +516,18 @@ class StudyPlan:
         notes += [*self._short_runs(), *self._unlike_the_closed_form(points)]
         return Study(
             self.inputs, self.situation, self.settings, tuple(points), self.rows, self.workload,
-            tuple(rests), tuple(notes), self.schedules.switch_off(self.workload), by_context,
+            tuple(rests), tuple(notes), self.schedules.switch_off(self.workload), by_context, self._bounds(),
         )  # fmt: skip
 
+
+    def _bounds(self) -> dict[LoadPoint, float]:
+        """The bound of each number of clients, over all replicas."""
+        found, servers = {}, self.inputs.replicas
+        for load in self.loads:
+            if load.concurrency is not None and self.schedules.longest:
+                running = min(-(-load.concurrency // servers), self.settings.max_num_seqs)
+                found[load] = servers * self.schedules.bound(self.workload, running)
+        return found
 
     def _short_runs(self) -> Iterator[str]:
         """Loads whose requests are too few for a steady state."""

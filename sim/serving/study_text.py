@@ -29,6 +29,10 @@ def text(study: Study, width: int = WIDTH) -> str:
         console.print(paragraph, soft_wrap=True)
     console.print()
     console.print(_table(study))
+    if study.bounds:
+        most = ", ".join(f"{_number(bound)} at {load.text}" for load, bound in study.bounds.items())
+        of = "bound of policies that do not know what is accepted, in tokens/s"
+        _bullet(console, f"{of}: {most} (closed form, without prompts)", width)
     for load in study.loads if any(each.within_slo is not None for each in study.points) else ():
         kept = "; ".join(f"{_label(each.policy)} {_number(each.within_slo or 0.0)}/s" for each in study.at(load))
         _bullet(console, f"requests within the objectives at {load.text}: {kept}", width)
