@@ -28,11 +28,12 @@ from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import Predictions, StepLaw
 from model.methods.rounds import Rounds
-from model.serving import fast_server, measures
+from model.serving import fast_server
 from model.serving.decodings import HEADS, NONE, Arrays
 from model.serving.draft_policies import Static
 from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad, TracedRequests
-from model.serving.recorder import Recorder
+from model.serving.records import measures
+from model.serving.records.recorder import Recorder
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
 from model.serving.server import Server

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from model.serving.loads import Load
-from model.serving.recorder import Recorder
+from model.serving.records.recorder import Recorder
 from model.serving.server import Server
 
 Router = Callable[[Sequence[Server], int], int]

@@ -7,8 +7,8 @@ are keyed by seed, replication and block of requests.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 BLOCK = 4096
+_KEPT = 16
+"""Blocks that are kept; others are drawn again when they are needed."""
 MOST_REQUESTS = 10_000_000
 
 
@@ -118,7 +120,10 @@ class DrawnLoad(Load):
     concurrency: int | None = None
     seed: int = 0
     replication: int = 0
-    _blocks: dict[int, Integers] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _blocks: OrderedDict[int, tuple[Integers, Floats]] = field(default_factory=OrderedDict, init=False, repr=False, compare=False)
+    """Lengths and arrivals of the blocks of requests that were used last."""
+    _starts: list[float] = field(default_factory=lambda: [0.0], init=False, repr=False, compare=False)
+    """Arrival of the last request before each block."""
 
     def __post_init__(self) -> None:
         checks.whole("requests", self.count, 1, MOST_REQUESTS)
@@ -133,32 +138,39 @@ class DrawnLoad(Load):
 
     def request(self, number: int) -> ServerRequest:
         """See `Load`."""
-        prompt, output = self._lengths[number].tolist()
-        return ServerRequest(number, 0.0 if self.rate is None else float(self._arrivals[number]), prompt, output)
+        block, place = divmod(number, BLOCK)
+        lengths, arrivals = self._block(block)
+        prompt, output = lengths[place].tolist()
+        return ServerRequest(number, 0.0 if self.rate is None else float(arrivals[place]), prompt, output)
 
     @property
     def largest(self) -> tuple[int, int]:
         """See `Load`."""
-        return int(self._lengths[:, 0].max()), int(self._lengths[:, 1].max())
+        longest = np.array([self._block(each)[0].max(axis=0) for each in range(-(-self.count // BLOCK))]).max(axis=0)
+        return int(longest[0]), int(longest[1])
 
-    @cached_property
-    def _lengths(self) -> Integers:
-        key = self._key
-        parts = [
-            self.lengths.drawn(key, start // BLOCK, min(BLOCK, self.count - start)) for start in range(0, self.count, BLOCK)
-        ]
-        return np.concatenate(parts)
+    def _block(self, index: int) -> tuple[Integers, Floats]:
+        found = self._blocks.get(index)
+        if found is None:
+            while len(self._starts) <= index:  # arrivals follow from all gaps before
+                self._draw(len(self._starts) - 1)
+            found = self._draw(index)
+        return found
 
-    @cached_property
-    def _arrivals(self) -> Floats:
-        assert self.rate is not None
-        parts = []
-        for start in range(0, self.count, BLOCK):
-            number = min(BLOCK, self.count - start)
-            random = random_streams.stream(self._key, "gaps between requests", start // BLOCK)
+    def _draw(self, index: int) -> tuple[Integers, Floats]:
+        number = min(BLOCK, self.count - index * BLOCK)
+        arrivals = np.zeros(number)
+        if self.rate is not None:
+            random = random_streams.stream(self._key, "gaps between requests", index)
             shape = 1 / self.burstiness**2 if self.burstiness else 0.0
-            parts.append(random.gamma(shape, 1 / (shape * self.rate), number) if shape else np.full(number, 1 / self.rate))
-        return np.concatenate(parts).cumsum()
+            gaps = random.gamma(shape, 1 / (shape * self.rate), number) if shape else np.full(number, 1 / self.rate)
+            arrivals = np.concatenate([self._starts[index : index + 1], gaps]).cumsum()[1:]
+        if len(self._starts) == index + 1:
+            self._starts.append(float(arrivals[-1]))
+        found = self._blocks[index] = self.lengths.drawn(self._key, index, number), arrivals
+        if len(self._blocks) > _KEPT:
+            self._blocks.popitem(last=False)
+        return found
 
     @property
     def _key(self) -> int:

@@ -14,7 +14,7 @@ from simpy.events import URGENT, Event
 
 from model.serving.fast_server import Router, least_loaded
 from model.serving.loads import Load
-from model.serving.recorder import Recorder
+from model.serving.records.recorder import Recorder
 from model.serving.server import Server
 
 

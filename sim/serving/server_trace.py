@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from model.serving.loads import Load
-from model.serving.recorder import Integers, Recorder
+from model.serving.records.recorder import Integers, Recorder
 from model.serving.server import StepRecord
 
 MOST_STEPS = 100_000

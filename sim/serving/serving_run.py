@@ -20,7 +20,7 @@ from model.base import bounded_files, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.base.parent_process import exit_with_parent
 from model.base.whole_files import TEMPORARY, write_text
-from model.serving.recorder import TimeSeries
+from model.serving.records.recorder import TimeSeries
 from sim.runs import sweep
 from sim.runs.atomic_files import is_unchanged, locked, parquet, write_hashed, write_whole
 from sim.runs.environment import versions

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from model.base.table_records import documented
-from model.serving.recorder import TimeSeries
+from model.serving.records.recorder import TimeSeries
 from model.serving.scheduler import ServerSettings
 from sim.serving import draft_schedules, study
 from sim.serving.load_scenario import SECTIONS

@@ -23,12 +23,13 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import devices, memory_limit
 from model.methods import rounds
-from model.serving import decodings, fast_server, measures
+from model.serving import decodings, fast_server
 from model.serving.arrivals import drafter_of
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Arrays, Drafter
 from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
-from model.serving.recorder import Recorder, TimeSeries
+from model.serving.records import measures, request_batches
+from model.serving.records.recorder import Recorder, TimeSeries
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
 from model.serving.server import Server
@@ -55,6 +56,8 @@ LONG = 4096
 POLICIES = ("off", "static:3", "goodput")
 UNLIKE = 0.9
 """Share of the closed form's throughput below which a note says that it leaves something out."""
+KEPT = 100_000
+"""Most requests of a run whose times are kept one by one; of more, batches are."""
 TOLD = 100
 """Requests after which progress is told again."""
 SLICES = 200
@@ -417,7 +420,13 @@ class StudyPlan:
 
     def run(self, of: RunOf, progress: RequestProgress = lambda *_: None) -> ServedRun:
         """Simulate one run; `progress` is called with the requests that are done, their number, and the simulated seconds."""
-        inputs, drawn, recorder = self.inputs, of.replication > 0, self.recorded(of, Recorder, progress)
+        inputs, drawn = self.inputs, of.replication > 0
+
+        def recorder_of(load: Load) -> Recorder:
+            few = load.count <= KEPT
+            return Recorder(load) if few else request_batches.SummaryRecorder(load, inputs.slo_ttft_ms, inputs.slo_tpot_ms)
+
+        recorder = self.recorded(of, recorder_of, progress)
         asked = not drawn and (inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None)
         within = measures.within(recorder, inputs.slo_ttft_ms, inputs.slo_tpot_ms) if asked else None
         figures, series = measures.measured(recorder, inputs.replicas), None if drawn else recorder.series

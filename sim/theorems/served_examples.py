@@ -28,7 +28,7 @@ from model.serving import decodings, fast_server
 from model.serving.decodings import Arrays, Drafter, Generators
 from model.serving.draft_policies import BatchSchedule, DraftPolicy, Static
 from model.serving.loads import Load, TracedLoad, TracedRequests
-from model.serving.recorder import Recorder
+from model.serving.records.recorder import Recorder
 from model.serving.scheduler import DONE, REQUEST, WANTED, Plan, Scheduler, ServerSettings, Waiting
 from model.serving.server import Server, ServerRequest, StepRecord
 from model.serving.step_prices import RaggedPass

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from model.base.checks import ParameterError
-from model.serving import measures
-from model.serving.recorder import Recorder
+from model.serving.records import measures
+from model.serving.records.recorder import Recorder
 from sim.commands.sim_app import app
 from sim.serving import policies, study, traces
 from tests.support.serving import trace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -15,11 +17,14 @@ from scipy.stats import t as student
 from model.base.checks import ParameterError
 from model.outcomes.lookup_laws import Lookups
 from model.outcomes.outcome_laws import Iid
-from model.serving import closed_form, decodings, draft_policies, fast_server
+from model.serving import closed_form, decodings, draft_policies, fast_server, loads, request_outcomes
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.draft_policies import Adaptive, AdmittedBySurvival, BatchSchedule, DraftPolicy, Goodput, Oracle, Static
 from model.serving.loads import DrawnLoad, RequestLengths, TracedLoad, TracedRequests
-from model.serving.recorder import Recorder
+from model.serving.records import measures, request_batches
+from model.serving.records import recorder as records
+from model.serving.records.recorder import Recorder
+from model.serving.records.request_batches import SummaryRecorder
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import DONE, Scheduler, ServerSettings
 from sim.engine import serving
@@ -401,3 +406,69 @@ def test_a_longer_context_may_raise_the_best_draft_length() -> None:
         return int(np.argmin(speeds))
 
     assert best(1000) > best(1)
+
+
+# --- Memory ---
+
+
+def _summary(load: Any, rates: tuple[float, ...] = (0.7,)) -> tuple[Recorder, SummaryRecorder]:
+    """The same run by a recorder that keeps all times, and by one that keeps batches."""
+    made = []
+    for recorder in (Recorder(load), SummaryRecorder(load, 20_000.0, 1_500.0)):
+        one = server(load, Static(LONGEST), PRICES, drawn(Iid(rates[0]), load, LONGEST), ServerSettings(max_num_seqs=16))
+        fast_server.serve(load, [one], recorder)
+        made.append(recorder)
+    return made[0], made[1]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.06, 0.5])
+def test_batches_of_requests_have_the_figures_of_all_requests(rate: float) -> None:
+    load = DrawnLoad(RequestLengths(30, 12, 0.3, 0.7), 1200, rate)
+    kept, summed = _summary(load)
+    one, other = measures.measured(kept), measures.measured(summed)
+    assert [*one] == [*other]
+    # Means are the same; quantiles are those of bins, and not between two requests; the measured time ends with a batch.
+    means = [name for name in one if name.startswith("mean_") and name.endswith("ms") and "itl" not in name]
+    first, last = measures.window(kept)
+    times = {"ttft": kept.first - kept.arrival, "e2e": kept.end - kept.arrival}
+    for time, share in itertools.product(times, (50, 90, 99)):
+        exact = 1e3 * np.percentile(times[time][first:last], share, method="inverted_cdf")
+        assert other.pop(f"p{share}_{time}_ms") == pytest.approx(exact, rel=0.0011)
+    for name, value in other.items():
+        assert value == pytest.approx(one[name], rel=1e-9 if name in means else 0.03), name
+    assert measures.stable(kept) == measures.stable(summed)
+    assert measures.within(summed, 20_000.0, 1_500.0) == pytest.approx(measures.within(kept, 20_000.0, 1_500.0), rel=0.01)
+    assert kept.totals == summed.totals
+
+
+def test_memory_does_not_grow_with_the_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few slices, batches and blocks, so that they are soon full."""
+    for module, name in ((records, "SLICES"), (request_batches, "MOST_BATCHES"), (loads, "_KEPT"), (request_outcomes, "_KEPT")):
+        monkeypatch.setattr(module, name, 8)
+    for module in (records, request_batches):
+        monkeypatch.setattr(module, "BIN", 0.1)
+    monkeypatch.setattr(loads, "BLOCK", 128)
+
+    def most(count: int) -> int:
+        load = DrawnLoad(RequestLengths(8, 2, 0.0, 0.5), count, 0.1)
+        one = server(load, Static(0), PRICES, drawn(Iid(0.7), load, 0), ServerSettings(max_num_seqs=16), "autoregressive")
+        tracemalloc.start()
+        fast_server.serve(load, [one], SummaryRecorder(load))
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    few, many = most(3_000), most(12_000)
+    assert many < 1.1 * few + 50_000, (few, many)  # positions of blocks of requests: 8 bytes for 128 of them
+
+
+def test_requests_of_a_load_do_not_depend_on_the_order_in_which_they_are_asked_for() -> None:
+    load = DrawnLoad(RequestLengths(100, 20, 0.3, 0.7), 30_000, 2.0)
+    numbers = [29_999, 3, 4095, 4096, 12_288, 4097, 0, 29_998]
+    asked = {number: load.request(number) for number in numbers}
+    again = DrawnLoad(RequestLengths(100, 20, 0.3, 0.7), 30_000, 2.0)
+    in_order = {number: again.request(number) for number in range(30_000)}
+    assert all(in_order[number] == request for number, request in asked.items())
+    arrivals = [each.arrival for each in in_order.values()]
+    assert all(earlier <= later for earlier, later in pairwise(arrivals))
+    assert load.largest == (max(each.prompt for each in in_order.values()), max(each.output for each in in_order.values()))

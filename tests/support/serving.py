@@ -11,7 +11,7 @@ from model.serving import decodings, fast_server
 from model.serving.decodings import Arrays, Generators
 from model.serving.draft_policies import DraftPolicy
 from model.serving.loads import TracedLoad, TracedRequests
-from model.serving.recorder import Recorder
+from model.serving.records.recorder import Recorder
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
 from model.serving.server import Server

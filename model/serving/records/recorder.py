@@ -48,13 +48,14 @@ class Recorder:
     """Times of requests and totals of steps.
 
     `arrival`, `admitted`, `first` and `end` hold the times at which each request arrived, was first admitted, had its first
-    token, and was finished; shape (requests,), nan before [s].
+    token, and was finished; shape (requests,), nan before [s]. Without `keep` they are empty.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, *, keep: bool = True) -> None:
         self.load = load
-        self.arrival, self.admitted, self.first, self.end = (np.full(load.count, np.nan) for _ in range(4))
-        self._last = np.full(load.count, np.nan)
+        count = load.count if keep else 0
+        self.arrival, self.admitted, self.first, self.end = (np.full(count, np.nan) for _ in range(4))
+        self._last = np.full(count, np.nan)
         """Time of each request's last output [s]."""
         self.totals, self.series = StepTotals(), TimeSeries()
         self.now = 0.0
@@ -74,6 +75,17 @@ class Recorder:
         self, record: StepRecord, first: list[int], continued: Integers, finished: list[int], now: float, replica: int = 0
     ) -> None:
         """A step of a replica ends, with the first output of some requests and a further one of others."""
+        before = self._last[continued].tolist()
+        self._last[continued] = now
+        for number in first:
+            self.first[number] = self._last[number] = now
+        for number in finished:
+            self.end[number] = now
+        self.finished += len(finished)
+        self.add_step(record, before, now)
+
+    def add_step(self, record: StepRecord, before: list[float], now: float) -> None:
+        """Add a step to the totals and the series; `before` are the times of the outputs before those that continue."""
         totals, seconds = self.totals, record.seconds
         totals.steps += 1
         totals.busy += seconds
@@ -83,13 +95,6 @@ class Recorder:
         totals.prompt_tokens += record.prompt_tokens
         totals.running_time += record.running * seconds
         totals.block_time += record.blocks * seconds
-        before = self._last[continued].tolist()
-        self._last[continued] = now
-        for number in first:
-            self.first[number] = self._last[number] = now
-        for number in finished:
-            self.end[number] = now
-        self.finished += len(finished)
         if before:
             totals.gaps += len(before)
             totals.gap_time += self.series.add_gaps(before, now)
@@ -138,7 +143,7 @@ class TimeSeries:
     def _merge(self) -> None:
         self.rows = _halved(self.rows)
         *gaps, still = self.gaps
-        self.gaps = [*(_summed(first, later) for first, later in zip(gaps[::2], gaps[1::2], strict=True)), still]
+        self.gaps = [*(summed(first, later) for first, later in zip(gaps[::2], gaps[1::2], strict=True)), still]
         self.span *= 2
 
     def add_gaps(self, before: list[float], now: float) -> float:
@@ -158,7 +163,7 @@ class TimeSeries:
         ends = [*(row[0] for row in self.rows), max(stop, last)]
         within = [counts for now, counts in zip(ends, self.gaps, strict=True) if start < now <= stop]
         for counts in within or self.gaps:  # a window within a slice: all that is known
-            held = _summed(held, counts)
+            held = summed(held, counts)
         bins = sorted(held)
         return np.exp((np.array(bins, dtype=float) + 0.5) * BIN), np.array([held[each] for each in bins], dtype=np.int64)
 
@@ -193,7 +198,8 @@ def _halved(rows: list[list[float]]) -> list[list[float]]:
     return [[pair[-1][0], *map(sum, zip(*(row[1:] for row in pair), strict=True))] for pair in pairs]
 
 
-def _summed(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+def summed(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+    """Sums of the values by key."""
     found = dict(one)
     for number, count in other.items():
         found[number] = found.get(number, 0) + count

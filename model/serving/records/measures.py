@@ -9,13 +9,15 @@ which meet no later arrivals. How many of the first is decided by MSER-5 [White1
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.serving.loads import TracedLoad
-from model.serving.recorder import Recorder
+from model.serving.records.recorder import Recorder
+from model.serving.records.request_batches import RequestBatch, SummaryRecorder
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -91,23 +93,13 @@ def measured(recorder: Recorder, replicas: int = 1) -> dict[str, float]:
     time between one output of a request and the next, with all tokens of a step as one output, as serving benchmarks count it;
     it is over the steps of the measured time, and its values are right to 0.1 %.
     """
-    load, chosen = recorder.load, window(recorder)
-    numbers = range(chosen.first, chosen.last)
-    outputs = np.array([load.request(number).output for number in numbers])
-    of = slice(chosen.first, chosen.last)
-    arrival, first, end = recorder.arrival[of], recorder.first[of], recorder.end[of]
-    several = outputs > 1
-    times = {
-        "ttft": first - arrival, "tpot": (end - first)[several] / (outputs[several] - 1), "e2e": end - arrival,
-    }  # fmt: skip
-    start, stop = measured_time(recorder)
-    found = {f"{statistic}_{name}_ms": value for name in times for statistic, value in _statistics(times[name])}
+    found, start, stop, output = _of_batches(recorder) if isinstance(recorder, SummaryRecorder) else _of_requests(recorder)
     gaps, counts = recorder.series.gaps_between(start, stop)
     found |= {f"{statistic}_itl_ms": value for statistic, value in _statistics(gaps, counts)}
     span, sums, totals = stop - start or math.inf, recorder.series.between(start, stop), recorder.totals
     tokens_per_s = sums.emitted / span
     return found | {
-        "output_tokens_per_s": tokens_per_s, "requests_per_s": tokens_per_s / float(outputs.mean()),
+        "output_tokens_per_s": tokens_per_s, "requests_per_s": tokens_per_s / output,
         "mean_running": sums.running / span,
         "mean_blocks": sums.blocks / span,
         "utilization": sums.busy / span / replicas,
@@ -115,6 +107,61 @@ def measured(recorder: Recorder, replicas: int = 1) -> dict[str, float]:
         "tokens_per_step": totals.emitted / totals.steps if totals.steps else 0.0,
         "preemptions": float(totals.preemptions), "simulated_s": recorder.now,
     }
+
+
+class RequestFigures(NamedTuple):
+    """Figures of the measured requests by name [ms], the measured time [s], and the mean tokens of an output."""
+
+    figures: dict[str, float]
+    start: float
+    stop: float
+    output: float
+
+
+def _of_requests(recorder: Recorder) -> RequestFigures:
+    load, chosen = recorder.load, window(recorder)
+    outputs = np.array([load.request(number).output for number in range(chosen.first, chosen.last)])
+    of = slice(chosen.first, chosen.last)
+    arrival, first, end = recorder.arrival[of], recorder.first[of], recorder.end[of]
+    several = outputs > 1
+    times = {
+        "ttft": first - arrival, "tpot": (end - first)[several] / (outputs[several] - 1), "e2e": end - arrival,
+    }  # fmt: skip
+    found = {f"{statistic}_{name}_ms": value for name in times for statistic, value in _statistics(times[name])}
+    return RequestFigures(found, *measured_time(recorder), float(outputs.mean()))
+
+
+def _of_batches(recorder: SummaryRecorder) -> RequestFigures:
+    """Whole batches are left out at the beginning and the end."""
+    chosen, whole = _chosen_batches(recorder), isinstance(recorder.load, TracedLoad)
+    one = _joined(chosen)
+    found: dict[str, float] = {}
+    for name, count in (("ttft", one.count), ("tpot", one.several), ("e2e", one.count)):
+        mean = getattr(one, name) / count if count else math.nan
+        values = [mean, *one.quantiles(name, [each / 100 for each in PERCENTILES])]
+        found |= {f"{statistic}_{name}_ms": 1e3 * value for statistic, value in zip(STATISTICS, values, strict=True)}
+    start, stop = (each.end / each.count for each in (chosen[0], chosen[-1]))
+    if whole or stop - start <= one.service / one.count:
+        start, stop = 0.0, recorder.now
+    return RequestFigures(found, start, stop, one.outputs / one.count)
+
+
+def _chosen_batches(recorder: SummaryRecorder) -> list[RequestBatch]:
+    """Batches in the steady state; all of a trace."""
+    batches = [each for each in recorder.batches if each.count]
+    if isinstance(recorder.load, TracedLoad):
+        return batches
+    count = recorder.load.count
+    last = max(1, (count - round(TAIL * count)) // recorder.size)
+    first = truncation(np.array([each.e2e / each.count for each in batches[:last]]), 1)
+    return batches[first:last]
+
+
+def _joined(batches: Sequence[RequestBatch]) -> RequestBatch:
+    found = batches[0]
+    for each in batches[1:]:
+        found = found.joined(each)
+    return found
 
 
 def _statistics(values: Floats, counts: Integers | None = None) -> list[tuple[str, float]]:
@@ -134,13 +181,22 @@ def stable(recorder: Recorder) -> bool:
     load = recorder.load
     if load.concurrency is not None:
         return True
+    if isinstance(recorder, SummaryRecorder):
+        return recorder.waiting_at_last <= max(BACKLOG * load.count, 8)
     last = recorder.arrival[-1]
     waiting = int(np.count_nonzero(recorder.first > last)) - 1
     return waiting <= max(BACKLOG * load.count, 8)
 
 
 def within(recorder: Recorder, ttft_ms: float | None, tpot_ms: float | None) -> float:
-    """Requests per second that meet both objectives (None: any), over the measured window [1/s]."""
+    """Requests per second that meet both objectives (None: any), over the measured window [1/s].
+
+    A `SummaryRecorder` has its own objectives, which these must be.
+    """
+    if isinstance(recorder, SummaryRecorder):
+        assert recorder.objectives == (ttft_ms, tpot_ms)
+        one = _joined(_chosen_batches(recorder))
+        return one.good / one.count * measured(recorder)["requests_per_s"]
     chosen = window(recorder)
     of = slice(chosen.first, chosen.last)
     outputs = np.array([recorder.load.request(number).output for number in range(chosen.first, chosen.last)])

@@ -1,0 +1,1 @@
+"""What a simulated server did: its requests, its steps, and figures of both."""
