@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from simpy.events import Event
 
-from model.serving import decodings, recorder
+from model.serving import decodings
 from model.serving.closed_form import ClosedForm
+from model.serving.records import recorder
 from model.serving.scheduler import Scheduler, ServerSettings
 from model.serving.server import Server
 from sim.engine import serving
