@@ -283,7 +283,8 @@ def served() -> dict[str, bytes]:
     with folder() as here:
         (here / "s.toml").write_text(SERVED)
         assert run_command(sim, "run", here / "s.toml", "-q", "-j", "1", "-o", here / "run") == 0
-        return {str(path.relative_to(here / "run")): path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()}
+        files = [path for path in (here / "run").rglob("*") if path.is_file() and path.parent.name != "figures"]
+        return {str(path.relative_to(here / "run")): path.read_bytes() for path in files}
 
 
 @given(more=st.data())
@@ -314,7 +315,7 @@ def test_served_runs_that_were_broken_off(more: st.DataObject) -> None:
             (here / each).write_bytes(content)
         (here / name).write_bytes(more.draw(st.one_of(bytes_of(held[name]), st.sampled_from([b"", b"{}", b"null"]))))
         (above / "s.toml").write_text(SERVED)
-        if run_command(sim, "run", above / "s.toml", "-q", "-j", "1", "--resume", "-o", here) == 0:
+        if run_command(sim, "run", above / "s.toml", "-q", "-j", "1", "--resume", "--no-figures", "-o", here) == 0:
             assert (here / "results.csv").read_bytes() == held["results.csv"]
 
 
@@ -528,14 +529,14 @@ def test_runs_of_engines(data: st.DataObject) -> None:
         call_reader(engine_run.read, here)
 
 
-SERVED = test_served_loads.rows()
+RECORDED_REQUESTS = test_served_loads.rows()
 
 
 @given(data=st.data())
 @fuzz_settings
 def test_requests_of_runs(data: st.DataObject) -> None:
     with folder() as here:
-        test_served_loads.written(here, SERVED, test_served_loads.document())
+        test_served_loads.written(here, RECORDED_REQUESTS, test_served_loads.document())
         name = data.draw(st.sampled_from(("requests.jsonl", "meta.json")))
         text = (here / name).read_text()
         others = rows_of(text.splitlines()) if name == "requests.jsonl" else json_of(json.loads(text)).map(to_json).map(str.encode)

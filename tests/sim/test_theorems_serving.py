@@ -117,7 +117,7 @@ def last_come_first(right: Any, own: Scheduler, *args: Any) -> None:
 
 
 def preempted_last(right: Any, own: Scheduler) -> int:
-    """Let a preempted sequence wait behind all others."""
+    """Let a preempted sequence wait after all others."""
     number: int = right(own)
     own.waiting.rotate(-1)
     return number

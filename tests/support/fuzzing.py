@@ -35,7 +35,7 @@ READERS = {
     "load_scenario.load": "scenarios_of_servers", "load_scenario.holds_load": "scenarios_of_servers",
     "load_scenario.text_of": "scenarios_of_servers", "load_scenario.fingerprint": "scenarios_of_servers",
     "serving_run._prepare": "served_runs_that_were_broken_off", "serving_run._read": "served_runs_that_were_broken_off",
-    "traces._csv_rows": "traces_of_requests", "traces._json_rows": "traces_of_requests",
+    "traces._lines": "traces_of_requests", "traces._json_rows": "traces_of_requests", "served_loads.read_run": "requests_of_runs",
     "acceptance_record.load": "acceptance_records", "engine_log._read": "engine_logs",
     "situation._is_record": "logs_for_advice", "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures.of_served_run": "results_of_servers",
