@@ -112,6 +112,7 @@ def tokens_of_passes(x: Example) -> None:
             kept = min(int(of[number][done]), limit, x["requests"][number][2] - done - 1)
             lost += limit - kept
             equal(f"tokens of request {number} at {done}", step[number], 1 + kept)
+    equal("preemptions", run.scheduler.preemptions, sum(len(each.plan.preempted) for each in run.scheduler.plans))
     prompts = sum(prompt for _, prompt, _ in x["requests"] if prompt > 1)
     outputs = sum(output for *_, output in x["requests"])
     tokens = sum(each.tokens + each.prompt_tokens for each in run.passes)
@@ -162,7 +163,7 @@ def first_come_first_served(x: Example) -> None:
 
 @theorem("52a", "No pass has more than max_num_batched_tokens tokens, no more than max_num_seqs sequences run, none drafts more"
          " than the draft length, and none is past its output.",
-         source="settings of the server", given=lambda: loads(falling=st.booleans()))
+         source="settings of the server", given=lambda: loads(batched=st.integers(1, 8), most_requests=7, falling=st.booleans()))
 def no_limit_is_passed(x: Example) -> None:
     run = play(x)
     for over in run.passes:
@@ -192,6 +193,19 @@ def chunks_follow_each_other(x: Example) -> None:
             if not x["chunked"]:
                 equal(f"tokens of the chunk of request {number}", chunk.tokens, left)
             read[number] = chunk.before + chunk.tokens
+
+
+@theorem("52c", "No pass leaves tokens of max_num_batched_tokens unused while a running sequence has unread prompt, or a request"
+         " waits that max_num_seqs admits, in a cache that suffices.",
+         source="work conservation", given=lambda: loads(tight=False, batched=st.integers(1, 12), falling=st.booleans()))
+def no_budget_is_left(x: Example) -> None:
+    for planned in play(x).scheduler.plans:
+        plan, after = planned.plan, planned.after
+        unused = x["batched"] - plan.decoding.size - int(plan.limits.sum()) - sum(chunk.tokens for chunk in plan.chunks)
+        unread = int(after[LEFT].sum()) - sum(chunk.tokens for chunk in plan.chunks)
+        waiting = len(planned.waiting) - len(plan.admitted)
+        if unread or (waiting and after.shape[1] < x["seqs"]):
+            equal("tokens of a pass that are not used", unused, 0)
 
 
 # --- 53: decodings stay what they are alone ---

@@ -156,6 +156,11 @@ def one_more_sequence(right: Any, own: Scheduler, budget: int, chunks: Any) -> A
     return found
 
 
+def a_token_left(right: Any, own: Scheduler, budget: int, chunks: Any) -> Any:
+    """Admit only where two tokens of the pass are left."""
+    return right(own, budget if budget > 1 else 0, chunks)
+
+
 def begun_again(right: Any, own: decodings.Generators, request: Any, row: int) -> None:
     """Begin a preempted request's algorithm anew."""
     own._of.pop(request.number, None)
@@ -232,6 +237,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("52a", "drafts beyond the pass", with_fault(lambda right, *args: 99, Scheduler, "_room")),
     ("52a", "a sequence more", with_fault(one_more_sequence, Scheduler, "_admit")),
     ("52b", "every chunk is the first", with_fault(from_the_start, Scheduler, "_prompts")),
+    ("52c", "a token left", with_fault(a_token_left, Scheduler, "_admit")),
+    ("52c", "a token of a prompt left", with_fault(lambda right, own, budget, preempted: right(own, budget - 1, preempted),
+                                                   Scheduler, "_prompts")),
     ("53a", "begun again", with_fault(begun_again, decodings.Generators, "start")),
     ("53b", "a token less is drafted", with_fault(one_drafted_less, decodings.Generators, "draft")),
     ("53c", "steps end late", STEP_LATE),
