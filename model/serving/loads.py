@@ -87,8 +87,8 @@ class Load(ABC):
 
     @property
     @abstractmethod
-    def largest(self) -> tuple[int, int]:
-        """Tokens of the longest prompt, and of the longest output."""
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the prompt and the output of the request that has the most of both together."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,12 @@ class DrawnLoad(Load):
         return ServerRequest(number, 0.0 if self.rate is None else float(arrivals[place]), prompt, output)
 
     @property
-    def largest(self) -> tuple[int, int]:
+    def longest(self) -> tuple[int, int]:
         """See `Load`."""
-        longest = np.array([self._block(each)[0].max(axis=0) for each in range(-(-self.count // BLOCK))]).max(axis=0)
-        return int(longest[0]), int(longest[1])
+        if not (self.lengths.prompt_cv or self.lengths.output_cv):
+            first = self.request(0)
+            return first.prompt, first.output
+        return max((_longest(self._block(each)[0]) for each in range(-(-self.count // BLOCK))), key=sum)
 
     def _block(self, index: int) -> tuple[Integers, Floats]:
         found = self._blocks.get(index)
@@ -205,6 +207,12 @@ class TracedLoad(Load):
         return ServerRequest(number, arrival, int(self.trace.prompts[number]), int(self.trace.outputs[number]))
 
     @property
-    def largest(self) -> tuple[int, int]:
+    def longest(self) -> tuple[int, int]:
         """See `Load`."""
-        return int(self.trace.prompts.max()), int(self.trace.outputs.max())
+        return _longest(np.column_stack([self.trace.prompts, self.trace.outputs]))
+
+
+def _longest(lengths: Integers) -> tuple[int, int]:
+    """The row with the largest sum; `lengths` has the shape (requests, 2)."""
+    prompt, output = lengths[lengths.sum(axis=1).argmax()].tolist()
+    return prompt, output

@@ -44,6 +44,8 @@ class ServerSettings:
     lookahead
         Cached positions beyond those of a verified draft that each decoding sequence needs per drafted token: 1 if the drafter has
         cache slots of its own there (draft models and heads in vLLM), else 0.
+    max_model_len
+        Most tokens of a request, its prompt and its output together; None: any number.
 
     >>> ServerSettings(max_num_seqs=0)
     Traceback (most recent call last):
@@ -56,6 +58,7 @@ class ServerSettings:
     num_blocks: int | None = None
     enable_chunked_prefill: bool = True
     lookahead: int = 0
+    max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         checks.whole("max_num_seqs", self.max_num_seqs, 1, 65_536)
@@ -65,6 +68,8 @@ class ServerSettings:
         checks.whole("lookahead", self.lookahead, 0, 1)
         if self.num_blocks is not None:
             checks.whole("num_blocks", self.num_blocks, 1, 2**40)
+        if self.max_model_len is not None:
+            checks.whole("max_model_len", self.max_model_len, 2, checks.MAX_TOKENS)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -80,7 +85,18 @@ class ServerSettings:
         return -(-positions // self.block_size)
 
     def check_request(self, prompt: int, output: int, longest_draft: int) -> None:
-        """Raise ParameterError for a request that could never be served."""
+        """Raise ParameterError for a request that could never be served.
+
+        >>> ServerSettings(max_model_len=4096).check_request(4000, 128, 0)
+        Traceback (most recent call last):
+        model.base.checks.ParameterError: max_model_len must be at least 4128, a prompt of 4000 with its output of 128 tokens,
+        got 4096; raise it if the engine stretches the model's context, or leave the request out
+        """
+        if self.max_model_len is not None and prompt + output > self.max_model_len:
+            raise ParameterError(
+                f"max_model_len must be at least {prompt + output}, a prompt of {prompt} with its output of {output} tokens, got"
+                f" {self.max_model_len}; raise it if the engine stretches the model's context, or leave the request out"
+            )
         if not self.enable_chunked_prefill and prompt + output > self.max_num_batched_tokens:
             raise ParameterError(
                 f"max_num_batched_tokens must be at least {prompt + output}, a prompt with its output (which is read again after a"

@@ -75,6 +75,10 @@ def serve(
         int | None, typer.Option("--num-blocks", help="Blocks of the cache. Default: as the memory holds.")
     ] = None,
     chunked_prefill: Annotated[bool, typer.Option("--chunked-prefill/--whole-prompts", help="Read prompts in chunks.")] = True,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option("--max-model-len", help="Most tokens of a request, with its output. Default: the model's context, if known."),
+    ] = None,
     slo_ttft: Annotated[
         str | None, typer.Option("--slo-ttft", help="Longest acceptable time to the first token: 500ms, 1s.")
     ] = None,
@@ -138,7 +142,7 @@ def serve(
     inputs = study.ServingInputs(
         said, tuple(policy or study.POLICIES), numbers("rate", rate, float) or (), numbers("concurrency", concurrency, int) or (),
         trace, lengths if given else None, burstiness, requests, replications, seed, replicas, router, max_num_seqs,
-        max_num_batched_tokens, block_size, num_blocks, chunked_prefill, milliseconds("slo_ttft", slo_ttft),
+        max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len, milliseconds("slo_ttft", slo_ttft),
         milliseconds("slo_tpot", slo_tpot),
     )  # fmt: skip
     if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_draft, inputs.policies)):

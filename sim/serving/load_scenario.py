@@ -151,8 +151,8 @@ class ServedBy:
     policies
         Policies side by side: off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle; methods with
         their settings, such as 'early-exit:{"exit_layer":24}'.
-    max_num_seqs, max_num_batched_tokens, block_size, num_blocks, chunked_prefill
-        As the options of engines; `num_blocks` by default as the memory holds.
+    max_num_seqs, max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len
+        As the options of engines; `num_blocks` by default as the memory holds, `max_model_len` the model's context.
     replicas, router
         Servers, and how requests are sent to them: least-loaded or round-robin.
     slo_ttft, slo_tpot
@@ -165,6 +165,7 @@ class ServedBy:
     block_size: int = 16
     num_blocks: int | None = None
     chunked_prefill: bool = True
+    max_model_len: int | None = None
     replicas: int = 1
     router: str = "least-loaded"
     slo_ttft: str | None = None
@@ -379,7 +380,7 @@ def inputs_of(tables: Tables) -> ServingInputs:
     return ServingInputs(
         said, tuple(server.policies), _several(of_load.rate), _several(of_load.concurrency), of_load.trace, lengths,
         of_load.burstiness, of_load.requests, own.replications, own.seed, server.replicas, server.router, server.max_num_seqs,
-        server.max_num_batched_tokens, server.block_size, server.num_blocks, server.chunked_prefill,
+        server.max_num_batched_tokens, server.block_size, server.num_blocks, server.chunked_prefill, server.max_model_len,
         milliseconds("slo_ttft", server.slo_ttft), milliseconds("slo_tpot", server.slo_tpot),
     )  # fmt: skip
 

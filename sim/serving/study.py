@@ -18,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from model.advice.acceptance_draws import AcceptanceDraws
+from model.architectures.longest_contexts import longest_context
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
@@ -87,8 +88,9 @@ class ServingInputs:
         Requests of a run, further runs for the intervals, and the seed.
     replicas, router
         Servers, and how requests are sent to them.
-    max_num_seqs, max_num_batched_tokens, block_size, num_blocks, enable_chunked_prefill
-        See `model.serving.scheduler.ServerSettings`; `num_blocks` None: as many as the device's memory holds.
+    max_num_seqs, max_num_batched_tokens, block_size, num_blocks, enable_chunked_prefill, max_model_len
+        See `model.serving.scheduler.ServerSettings`; `num_blocks` None: as many as the device's memory holds; `max_model_len`
+        None: the context that the model was trained for, where it is known.
     slo_ttft_ms, slo_tpot_ms
         Objectives of a request; None: any.
     """
@@ -110,6 +112,7 @@ class ServingInputs:
     block_size: int = 16
     num_blocks: int | None = None
     enable_chunked_prefill: bool = True
+    max_model_len: int | None = None
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
 
@@ -407,12 +410,11 @@ class StudyPlan:
         return [RunOf(*each) for each in itertools.product(range(len(self.loads)), range(len(self.policies)), range(count))]
 
     def check_requests(self) -> None:
-        """Refuse loads with a request that could never be served; of drawn lengths the mean ones."""
+        """Refuse loads with a request that could never be served."""
         longest = max(each.longest for each in self.policies)
-        for load in self.loads:
-            requests = _load(self.inputs, load, 1, self.lengths, self.trace, 0)
-            prompt, output = round(self.workload.prompt), round(self.workload.output)
-            self.settings.check_request(*(requests.largest if self.trace is not None else (prompt, output)), longest)
+        for load, replication in itertools.product(self.loads, range(1 + self.inputs.replications)):
+            requests = _load(self.inputs, load, self.count(load), self.lengths, self.trace, replication)
+            self.settings.check_request(*requests.longest, longest)
 
     def named(self, of: RunOf) -> str:
         """Load and policy of a run, as printed text."""
@@ -690,7 +692,8 @@ def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerS
     elif blocks is None:
         notes.append("the size of the cache is not known (no --model, or no --gpu): it is taken as large enough; see --num-blocks")
     return ServerSettings(
-        inputs.max_num_seqs, inputs.max_num_batched_tokens, inputs.block_size, blocks, inputs.enable_chunked_prefill, lookahead=1
+        inputs.max_num_seqs, inputs.max_num_batched_tokens, inputs.block_size, blocks, inputs.enable_chunked_prefill, lookahead=1,
+        max_model_len=longest_context(of.name) if inputs.max_model_len is None and of.name else inputs.max_model_len,
     )
 
 

@@ -883,6 +883,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_serve_command.py::test_settings_reach_the_server": "--max-num-seqs --num-blocks --block-size"
         " --max-num-batched-tokens --replicas --router --slo-ttft --slo-tpot",
         "test_serve_command.py::test_impossible_options_are_refused_in_one_line": "--chunked-prefill",
+        "test_serve_command.py::test_requests_beyond_the_context_are_refused_before_any_runs": "--max-model-len",
         "test_serve_command.py::test_bursts_make_requests_wait": "--burstiness --requests --replications",
         "test_serve_command.py::test_the_schedule_is_printed_as_lines_of_an_engine": "--settings",
         "test_serve_command.py::test_a_trace_is_served_at_its_times_and_at_other_rates": "--trace",

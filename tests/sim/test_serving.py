@@ -471,4 +471,4 @@ def test_requests_of_a_load_do_not_depend_on_the_order_in_which_they_are_asked_f
     assert all(in_order[number] == request for number, request in asked.items())
     arrivals = [each.arrival for each in in_order.values()]
     assert all(earlier <= later for earlier, later in pairwise(arrivals))
-    assert load.largest == (max(each.prompt for each in in_order.values()), max(each.output for each in in_order.values()))
+    assert sum(load.longest) == max(each.prompt + each.output for each in in_order.values())
