@@ -283,8 +283,11 @@ class _Posterior:
 
     def sample(self, best: Floats, random: np.random.Generator) -> Floats:
         """Draws from the posterior by differential evolution [TerBraak2006]; shape (draws, coordinates)."""
-        _, sds = self.normal
-        walkers = best + 0.1 * sds * random.standard_normal((WALKERS, best.size))
+        means, sds = self.normal
+        # The maximum differs between processors in its last digits, and a chain that starts elsewhere takes other draws: it starts
+        # from a rounded point. Moves are sums and products, which are alike on all processors.
+        near = means + sds * np.round((best - means) / sds, 1)
+        walkers = near + 0.1 * sds * random.standard_normal((WALKERS, best.size))
         height, half, kept = self.log_density(walkers), WALKERS // 2, []
         for step in range(STEPS):
             for mine, others in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
