@@ -23,6 +23,7 @@ from model.methods import rounds
 from model.methods.method_parameters import MethodParameters
 from model.methods.speculative import engine_dialects, rates_from_logs
 from model.outcomes import outcome_laws
+from sim.scenarios.distribution_outcomes import AcceptanceOfDistributions
 from sim.scenarios.outcome_files import read_once, text_of
 from sim.scenarios.outcome_records import (
     CorrelatedRate,
@@ -556,7 +557,7 @@ BY_POSITION: dict[str, type[LawRecord]] = {
 """Laws with one random draw per output position."""
 KINDS: dict[str, type[LawRecord]] = {
     **BY_POSITION, "by-draft-position": AcceptanceByDraftPosition, "levels": LevelsOfDifficulty, "curve": AcceptanceCurve,
-    "shared-rate": SharedRate, "rounds": RecordedRounds,
+    "shared-rate": SharedRate, "rounds": RecordedRounds, "distributions": AcceptanceOfDistributions,
     "reported": ReportedByEngine, "engine-log": EngineLog, "published": PublishedAcceptance,
 }  # fmt: skip
 CONFIDENCE: dict[str, type[LawRecord]] = {"two-class": TwoClassConfidence}

@@ -156,13 +156,18 @@ class Parameters(batching.StaticBatching, DraftModel):
 
     def check_law(self, outcome: str, law: Any) -> None:
         """Reject laws of single tokens with block verification, whose accepted length they do not determine."""
-        if self.verification == BLOCK and isinstance(law, Chain):
+        if self.joint_verification and isinstance(law, Chain):
             raise checks.ParameterError(
                 f"outcomes of {outcome} must be by position within the draft with verification='{BLOCK}', got outcomes of single"
                 " tokens: the rate at which tokens are accepted one by one does not determine how many are accepted jointly, only a"
-                " lower bound of it; choose kind 'by-draft-position', 'levels', 'curve' or 'rounds', measured or computed with"
-                f" block verification, or set verification = '{TOKEN}' for the bound"
+                " lower bound of it; choose kind 'by-draft-position', 'levels', 'curve' or 'rounds', measured with block verification,"
+                f" or 'distributions'; or set verification = '{TOKEN}', whose speed-up is the lower bound"
             )
+
+    @property
+    def joint_verification(self) -> bool:
+        """True with block verification."""
+        return self.verification == BLOCK
 
     @property
     def reads_states(self) -> bool:
