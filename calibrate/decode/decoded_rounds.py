@@ -2,8 +2,8 @@
 
 They read the commits in a log of `calibrate decode --log` or in the runs of `calibrate run`. Draft heads, a parallel draft, a draft
 model or a lookup may have drafted. Rates are conditional: of the j-th drafted token, where all before it were accepted. They
-are what a scenario takes as outcomes of kind `by-draft-position`. Sampled drafts whose probabilities were all read are also compared
-between verifications (`verification_rates`).
+are what a scenario takes as outcomes of kind `by-draft-position`. Where all probabilities of sampled drafts were read,
+token-wise and block verification are compared on them (`verification_rates`).
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def by_verification(decodings: Sequence[Decoding], about: str) -> RateTable | No
                     of_block[number] += weights(ratios, BLOCK)[position]
         rows.append((f"at least {position + 1} accepted", *_row(of_token, of_block, rounds)))
     whole = [[ratios for ratios in each if len(ratios) == longest] for each in known]
-    sums = (np.array([sum(1 + weights(ratios, how).sum() for ratios in each) for each in whole]) for how in (TOKEN, BLOCK))
-    rows.append((_PER_ROUND, *_row(*sums, np.array([len(each) for each in whole], dtype=np.float64))))
+    tokens = [np.array([sum(1 + weights(ratios, how).sum() for ratios in each) for each in whole]) for how in (TOKEN, BLOCK)]
+    rows.append((_PER_ROUND, *_row(tokens[0], tokens[1], np.array([len(each) for each in whole], dtype=np.float64))))
     survival = [row[2] for row in rows[:-1]]
     rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *survival])]
     columns = ("what", "token", "block", "block_over_token", "low", "high", "rounds")

@@ -160,8 +160,8 @@ class Parameters(batching.StaticBatching, DraftModel):
             raise checks.ParameterError(
                 f"outcomes of {outcome} must be by position within the draft with verification='{BLOCK}', got outcomes of single"
                 " tokens: the rate at which tokens are accepted one by one does not determine how many are accepted jointly, only a"
-                " lower bound of it; choose kind 'by-draft-position', 'levels', 'curve' or 'rounds', measured with block verification,"
-                f" or 'distributions'; or set verification = '{TOKEN}', whose speed-up is the lower bound"
+                " lower bound of it; choose kind 'by-draft-position', 'levels', 'curve' or 'rounds', measured with block"
+                f" verification, or 'distributions'; or set verification = '{TOKEN}', whose speed-up is the lower bound"
             )
 
     @property
