@@ -64,9 +64,13 @@ def test_rates_of_single_tokens_are_refused(outcomes: dict[str, Any]) -> None:
     assert "the rate at which tokens are accepted one by one does not determine how many are accepted jointly" in str(error.value)
 
 
-def test_distributions_need_sampling() -> None:
-    with pytest.raises(ParameterError, match="sampled must be true with outcomes of kind 'distributions', got false"):
-        sim.run(scenario(EXAMPLE, sampled=False), views=["formula"])
+def test_greedy_drafts_are_accepted_if_the_likeliest_tokens_agree() -> None:
+    for q, tokens in ((EXAMPLE["q"], 1.0), ([0.4, 0.6], 3.0)):
+        run = sim.run(scenario({**EXAMPLE, "q": q}, tokens=3, sampled=False), views=["formula"])
+        assert run["tokens_per_round"][0] == pytest.approx(tokens)
+
+
+def test_distributions_of_other_lengths_are_refused() -> None:
     with pytest.raises(ParameterError, match="p and q must have one shape"):
         sim.run(scenario({**EXAMPLE, "q": [1.0]}), views=["formula"])
 

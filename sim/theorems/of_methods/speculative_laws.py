@@ -189,7 +189,7 @@ def _laws(x: Example) -> tuple[Law, Law]:
 
 
 def same_texts(law: TextLaw, want: TextLaw) -> None:
-    """Require that both distributions of texts are equal; an error names the first text whose probability differs."""
+    """Require equal distributions of the generated text; an error names the first one whose probability differs."""
     if law != want:
         text = min({*law, *want}, key=lambda text: (law.get(text, 0) == want.get(text, 0), text))
         got, right = (str(which.get(text, 0)) for which in (law, want))
