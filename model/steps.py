@@ -327,13 +327,16 @@ class Read(NamedTuple):
     * `confidence`: confidence in `token`, by default in the likeliest token; in [0, 1].
     * `saturation`: similarity of the hidden state before and after the last layer of the pass, in [0, 1]; needs `compared`.
     * `distance`: cross-entropy of the distribution with respect to `token` [nats].
-    * `residual`: a token drawn from norm(max(0, p - q)), where p is this distribution and q that of output `against` at
-      `against_offset`.
+    * `residual`: a token drawn from norm(max(0, w p - q)), where p is this distribution, q that of output `against` at
+      `against_offset`, and w the `weight` of p, 1 by default; `residual_mass`: the sum of max(0, w p - q), a number in [0, w].
     * `beams`: the `width` likeliest continuations of all `hypotheses`, best first, as a sequence of `Continuation`. A hypothesis is
       (index of its last token in the pass, log-probability of the hypothesis).
     """
 
-    kind: Literal["next", "top", "sample", "probability", "uniform", "residual", "confidence", "saturation", "distance", "beams"]
+    kind: Literal[
+        "next", "top", "sample", "probability", "uniform", "residual", "residual_mass", "confidence", "saturation", "distance",
+        "beams",
+    ]
     output: Any
     offset: int = -1
     width: int = 1
@@ -341,6 +344,7 @@ class Read(NamedTuple):
     against: Any = None
     against_offset: int = -1
     hypotheses: tuple[tuple[int, float], ...] = ()
+    weight: float = 1.0
 
 
 class Lookup(NamedTuple):

@@ -2,7 +2,8 @@
 
 They read the commits in a log of `calibrate decode --log` or in the runs of `calibrate run`. Draft heads, a parallel draft, a draft
 model or a lookup may have drafted. Rates are conditional: of the j-th drafted token, where all before it were accepted. They
-are what a scenario takes as outcomes of kind `by-draft-position`.
+are what a scenario takes as outcomes of kind `by-draft-position`. Where all probabilities of sampled drafts were read,
+token-wise and block verification are compared on them (`verification_rates`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.decode.titled_table import NONE, RateTable
+from calibrate.decode.verification_rates import by_verification
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.logs import measured_runs, read_log
@@ -54,6 +56,9 @@ def tables(decodings: Sequence[Decoding]) -> Iterator[RateTable]:
         about = f"{name}; {len(group)} sequences"
         yield by_position(rounds_of(group), about)
         yield predicted(group, about)
+        both = by_verification(group, about)
+        if both is not None:
+            yield both
 
 
 def rounds_of(decodings: Sequence[Decoding]) -> ReplayedRounds:

@@ -374,7 +374,7 @@ class Real(Interpreter):
         return super().look_up(step) if self.answers is None else self.answers.look_up(step)
 
     def _evaluate(self, step: Read) -> Any:
-        output, offset, token, against = step.output, step.offset, step.token, step.against
+        output, offset, token = step.output, step.offset, step.token
         match step.kind:
             case "next":
                 return output.best(offset)
@@ -387,10 +387,12 @@ class Real(Interpreter):
             case "uniform":
                 return self._random_number("test", output, offset)
             case "residual":
-                target = output.probabilities(offset, self.sampling)
-                rest = np.maximum(target - against.probabilities(step.against_offset, self.sampling), 0.0)
+                rest = self._residual(step)
                 # Equal distributions reject nothing, except by rounding.
-                return self._token_at(rest if rest.sum() > 0 else target, "residual", output, offset)
+                rest = rest if rest.sum() > 0 else output.probabilities(offset, self.sampling)
+                return self._token_at(rest, "residual", output, offset)
+            case "residual_mass":
+                return float(self._residual(step).sum())
             case "confidence":
                 probabilities = output.probabilities(offset, None)
                 return float(probabilities.max() if token is None else probabilities[token])
@@ -401,6 +403,11 @@ class Real(Interpreter):
                 return _alike(output, offset)
             case "beams":
                 return _continued(output, step.hypotheses, step.width)
+
+    def _residual(self, step: Read) -> Floats:
+        """Return max(0, w p - q) of a read, shape (vocabulary,)."""
+        p = step.output.probabilities(step.offset, self.sampling)
+        return np.asarray(np.maximum(step.weight * p - step.against.probabilities(step.against_offset, self.sampling), 0.0))
 
     def to_vocabulary(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Map forced tokens (positions of a sequence, negative if wrong) to tokens of the vocabulary; masks stay masks."""

@@ -61,7 +61,7 @@ def time_reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS)
                 # New outputs, of which only the head is computed: it belongs to the pass.
                 first, second = (_projected(real.forward(held, step)) for _ in range(2))
                 token = 7 if kind in ("probability", "distance") else None
-                asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
+                asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind.startswith("residual") else None)  # type: ignore[arg-type]
                 if kind == "next":
                     real.read(asked)  # the first read of a pass is in `first_read`; further ones follow each other directly
                 begun = _now(decoder)

@@ -20,6 +20,7 @@ sample           positions                   a sampled token
 probability      positions                   the probability of a token
 uniform          positions                   a random number
 residual         positions                   a token sampled from the residual distribution of target and draft
+residual_mass    positions                   the mass of that distribution before it is normalised
 confidence       positions                   the confidence of a pass
 saturation       positions                   the change of the hidden state between layers
 distance         positions                   the distance of the distribution from a token

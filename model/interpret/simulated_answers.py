@@ -100,6 +100,9 @@ class World:
         if kind == "uniform":
             return 0.5  # between the only probabilities here, 0 and 1
         token = self._token(role, after, right)
+        if kind == "residual_mass":  # of two distributions that are certain of a token
+            other = self._token(step.against.role, *self._subject(step._replace(output=step.against, offset=step.against_offset)))
+            return max(0.0, step.weight - (token == other))
         return float(token == step.token) if kind == "probability" else token
 
     def look_up(self, step: Lookup) -> tuple[Token, ...]:
@@ -190,6 +193,12 @@ class BatchWorld(World):
         number = batch.sequences[index]
         world = self.worlds[number]
         world.written = self.generated.get(number, ())
+        if step.kind == "residual_mass":
+            against: Forward = step.against
+            assert against.batch is not None
+            other, other_index = against.batch.locate(step.against_offset % len(against.tokens))
+            offset = other_index - against.batch.widths[other]
+            step = step._replace(against=against.part(other), against_offset=offset)
         return world.read(step._replace(output=output.part(index), offset=token_index - batch.widths[index]))
 
 

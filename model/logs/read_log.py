@@ -16,7 +16,7 @@ offset       index of the token that was read, from the end of the pass
 width        number of answers requested
 token        token whose probability, confidence or distance was read, if any
 hypotheses   for reads of several hypotheses: index of their last tokens in the pass, and their scores
-number       the answer if it is a number: probability, confidence [-] or distance [nats]
+number       the answer if it is a number: probability, residual mass, confidence [-] or distance [nats]
 tokens       the answer if it is one or several tokens, best first
 follows      for continuations of hypotheses: index of the hypothesis' last token
 scores       for continuations of hypotheses: log-probability of hypothesis and token [nats]
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 PARTS = ("own",)
 KINDS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
-NUMBERS = ("probability", "uniform", "confidence", "saturation", "distance")
+NUMBERS = ("probability", "uniform", "residual_mass", "confidence", "saturation", "distance")
 """Kinds of reads whose answer is a number."""
 UNITS: Mapping[str, str] = MappingProxyType(
     {

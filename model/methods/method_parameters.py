@@ -188,6 +188,11 @@ class MethodParameters(TableRecord):
         return False
 
     @property
+    def joint_verification(self) -> bool:
+        """True if drafted tokens are accepted jointly, so that the rate of single tokens does not determine how many are."""
+        return False
+
+    @property
     def bounded(self) -> bool:
         """True if the method never needs more than `units` units, at any costs."""
         return True

@@ -21,7 +21,8 @@ from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.position_log import PositionLog
 from model.methods import rounds
 from model.methods.method_parameters import MethodParameters
-from model.methods.speculative import engine_dialects, rates_from_logs
+from model.methods.speculative import block_verification, engine_dialects, rates_from_logs
+from model.methods.speculative.algorithm import BLOCK, TOKEN
 from model.outcomes import outcome_laws
 from sim.scenarios.outcome_files import read_once, text_of
 from sim.scenarios.outcome_records import (
@@ -245,6 +246,35 @@ class SharedRate(LawRecord):
         """Law for one point."""
         law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest_draft)
         return Outcome(law, self.acceptance_rate, self.source)
+
+
+@dataclass(frozen=True)
+class AcceptanceOfDistributions(LawRecord):
+    """Each next token has the distribution `p` in the target and `q` in the draft model, independent of the tokens before it.
+
+    The accepted length of a sampled draft follows from them, for token-wise and for block verification. A greedy draft is accepted
+    if both have the same likeliest token. As each model has one distribution, this is for examples, and not for language models.
+    """
+
+    BY_DRAFT_POSITION = True
+
+    p: tuple[float, ...]
+    q: tuple[float, ...]
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        check_provenance(None, self.source)
+        block_verification.survival(self.p, self.q, 0)
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """Law for one point; the rate is that of the first position in a draft."""
+        how = BLOCK if parameters.joint_verification else TOKEN
+        longest = max(parameters.longest_draft, 1)
+        if parameters.sampled:
+            survival = block_verification.survival(self.p, self.q, longest, how)
+        else:
+            survival = np.full(longest, float(np.argmax(self.p) == np.argmax(self.q)))
+        return Outcome(rounds.Rounds(survival), float(survival[0]), self.source)
 
 
 @dataclass(frozen=True)
@@ -556,7 +586,7 @@ BY_POSITION: dict[str, type[LawRecord]] = {
 """Laws with one random draw per output position."""
 KINDS: dict[str, type[LawRecord]] = {
     **BY_POSITION, "by-draft-position": AcceptanceByDraftPosition, "levels": LevelsOfDifficulty, "curve": AcceptanceCurve,
-    "shared-rate": SharedRate, "rounds": RecordedRounds,
+    "shared-rate": SharedRate, "rounds": RecordedRounds, "distributions": AcceptanceOfDistributions,
     "reported": ReportedByEngine, "engine-log": EngineLog, "published": PublishedAcceptance,
 }  # fmt: skip
 CONFIDENCE: dict[str, type[LawRecord]] = {"two-class": TwoClassConfidence}

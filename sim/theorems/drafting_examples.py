@@ -117,7 +117,8 @@ def stop_tokens(x: Example) -> tuple[int, ...]:
 
 def decoder(x: Example) -> Callable[[], Steps]:
     """Return a function that starts the decoding of an example."""
-    parameters = speculative.Parameters(1, x["draft_length"], x.get("sampled", True), x.get("drafter", speculative.MODEL))
+    how = {name: x[name] for name in ("drafter", "verification") if name in x}
+    parameters = speculative.Parameters(1, x["draft_length"], x.get("sampled", True), **how)
     return lambda: speculative.decode(parameters, PROMPT, x["tokens"], stop_tokens(x))
 
 

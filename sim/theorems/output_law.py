@@ -157,12 +157,17 @@ def distance(one: TextLaw, other: TextLaw) -> Fraction:
     return sum((abs(one.get(text, Fraction(0)) - other.get(text, Fraction(0))) for text in {*one, *other}), Fraction(0)) / 2
 
 
-def residual(p: Law, q: Law) -> Law:
-    """Return norm(max(0, p - q)); an error if p is nowhere above q, because then no token can have been rejected."""
-    above = [max(Fraction(0), target - draft) for target, draft in zip(p, q, strict=True)]
+def residual(p: Law, q: Law, weight: Fraction = Fraction(1)) -> Law:
+    """Return norm(max(0, w p - q)); an error if w p is nowhere above q, because then no token can have been rejected."""
+    above = _excess(p, q, weight)
     if not any(above):
-        raise ArithmeticError(f"a token was drawn from max(0, p - q), which is zero everywhere for p = q = {[*map(str, p)]}")
+        laws = f"w = {weight}, p = {[*map(str, p)]}, q = {[*map(str, q)]}"
+        raise ArithmeticError(f"a token was drawn from max(0, w p - q), which is zero everywhere for {laws}")
     return tuple(part / sum(above) for part in above)
+
+
+def _excess(p: Law, q: Law, weight: Fraction) -> list[Fraction]:
+    return [max(Fraction(0), weight * target - draft) for target, draft in zip(p, q, strict=True)]
 
 
 # --- One sequence of choices ---
@@ -203,7 +208,9 @@ class _Reader:
             case "sample":
                 return self.choices.choose(law)
             case "residual":
-                return self.choices.choose(residual(law, self.law(step.against, step.against_offset)))
+                return self.choices.choose(residual(law, self.law(step.against, step.against_offset), Fraction(step.weight)))
+            case "residual_mass":
+                return sum(_excess(law, self.law(step.against, step.against_offset), Fraction(step.weight)), Fraction(0))
             case "confidence":
                 assert step.token is not None
                 return law[step.token]

@@ -46,7 +46,7 @@ CLOSE = 1e-12
 def parameters_of(example: Example) -> Any:
     """Return the parameters of an example's decoding."""
     if "draft_length" in example:
-        names = ("layers", "draft_length", "sampled", "placement", "draft_layers", "drafter")
+        names = ("layers", "draft_length", "sampled", "placement", "draft_layers", "drafter", "verification")
         return speculative.Parameters(**{"layers": 1} | {name: example[name] for name in names if name in example})
     batched = example.get("batched", False)
     return ppd.Parameters(example["layers"], example["exit_layer"], example["candidates"], example["form"], batched=batched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from calibrate.loading import load_models, prompts
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.logs import read_log
-from model.logs.recorded_decoding import Decoding
+from model.logs.recorded_decoding import AnsweredRead, Decoding, question
 from model.methods.speculative import rates_from_logs
-from model.steps import Commit
+from model.steps import Commit, Forward, LayerSpan, Read
 from tests.support import family, real_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,6 +91,47 @@ def test_prediction_is_the_exact_mean_of_cut_rounds() -> None:
 def test_decodings_without_drafts_have_no_rates() -> None:
     with pytest.raises(ParameterError, match="decodings must have drafted tokens for rates by draft position"):
         [*decoded_rounds.tables([decoding([(0, 0)])])]
+
+
+# --- Both verifications of the same drafts ---
+
+
+def with_reads(rounds: list[tuple[int, list[float]]]) -> Decoding:
+    """A decoding of rounds (accepted, p / q of each drafted token), with the probabilities that were read."""
+    at, reads, commits = 1, list[AnsweredRead](), list[Commit]()
+    for accepted, ratios in rounds:
+        words = tuple(range(len(ratios)))
+        verified = Forward("target", (0, *words), at, LayerSpan(0, 2), heads=len(ratios) + 1)
+        for index, ratio in enumerate(ratios):
+            drafted = Forward("draft", (0,), at + index, LayerSpan(0, 1), heads=1)
+            p = Read("probability", None, index - len(ratios) - 1, token=index)
+            reads.append(AnsweredRead(question(p, verified), 0.5 * ratio))
+            reads.append(AnsweredRead(question(p._replace(offset=-1), drafted), 0.5))
+        commits.append(Commit("round", (1,) * (accepted + 1), len(ratios)))
+        at += accepted + 1
+    settings = {"layers": 2, "draft_length": 4, "sampled": True, "verification": "block"}
+    return Decoding("speculative", settings, (1,), 99, tuple(commits), Account(), reads=tuple(reads))
+
+
+def test_both_verifications_of_logged_drafts() -> None:
+    made = [with_reads([(1, [0.5, 2.0]), (0, [2.0, 0.25])]), with_reads([(2, [1.0, 0.5]), (0, [])])]
+    table = [*decoded_rounds.tables(made)][-1]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    # Weights by token: (.5, .5), (1, .25), (1, .5); by block the first draft has (.5, 1).
+    assert [(row["what"], row["rounds"]) for row in rows] == [
+        ("at least 1 accepted", 3), ("at least 2 accepted", 3), ("tokens per round", 3),
+    ]  # fmt: skip
+    assert [row["token"] for row in rows] == pytest.approx([2.5 / 3, 1.25 / 3, 1 + 3.75 / 3])
+    assert [row["block"] for row in rows] == pytest.approx([2.5 / 3, 1.75 / 3, 1 + 4.25 / 3])
+    assert all(row["low"] <= row["block_over_token"] <= row["high"] for row in rows)
+    assert 'acceptance_rates = [0.8333, 0.7]; source = "measured"' in table.notes[-1]
+
+
+def test_logs_without_all_probabilities_compare_nothing() -> None:
+    """Token-wise verification stops reading at the first rejected token."""
+    made = with_reads([(1, [0.5, 2.0])])
+    for reads in (made.reads[:2], (), made.reads[1:3]):
+        assert len([*decoded_rounds.tables([replace(made, reads=reads)])]) == 2
 
 
 # --- From files ---

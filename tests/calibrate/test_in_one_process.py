@@ -474,6 +474,52 @@ def test_random_draws_decide_exactly_at_their_bounds() -> None:
         assert len({*kept, *(each[0] for each in asked)}) == 4
 
 
+def test_block_verification_weighs_the_residual_of_real_models() -> None:
+    """Masses and replacements are those of max(0, w p - q), with w from the ratios of the drafted tokens so far."""
+    sampling, prompt = Sampling(temperature=1.3), [3, 4]
+    decoders = real_models.decoders("llama", "draft", seed=5)
+    parameters = speculative.Parameters(LAYERS, 3, sampled=True, verification="block", **SMALL)
+    full = {"target": real_models.model("llama", LAYERS, 5), "draft": decoders["draft"].full}
+    seen: list[tuple[Read, Any]] = []
+
+    class Recorded(Real):
+        def read(self, step: Read) -> Any:
+            seen.append((step, super().read(step)))
+            return seen[-1][1]
+
+    def law(role: str, verified: Read) -> Any:
+        """Distribution of a model after the tokens that precede a read of the target."""
+        made = verified.output.step
+        text = [*[*prompt, *run.tokens][: made.at], *made.tokens[: len(made.tokens) + verified.offset + 1]]
+        return sampling.probabilities(real_models.logits(full[role], text).numpy())
+
+    run = Recorded(decoders, sampling=sampling, random_draws=RandomDraws(1)).run(speculative.decode(parameters, prompt, 40), 40)
+    kinds = {"residual_mass": 0, "residual": 0}
+    ratios, verified = list[float](), seen[0][0]
+    for step, answer in seen:
+        role = step.output.step.role
+        verified = step if role == "target" else verified
+        if step.kind == "probability":
+            assert answer == pytest.approx(law(role, verified)[step.token], rel=1e-9)
+            ratios.append(answer)
+        elif step.kind in kinds:
+            rest = np.maximum(step.weight * law("target", step) - law("draft", step), 0)
+            kinds[step.kind] += 1
+            if step.kind == "residual_mass":
+                assert answer == pytest.approx(rest.sum(), rel=1e-9, abs=1e-12)
+            else:
+                assert rest[answer] > 0
+            index = len(step.output.step.tokens) + step.offset
+            pairs = [one / other for one, other in zip(ratios[::2], ratios[1::2], strict=True)]
+            weight = 1.0
+            for ratio in pairs[:index]:
+                weight = min(weight * ratio, 1.0)
+            assert step.weight == pytest.approx(weight, rel=1e-12)
+        if step.kind in ("residual", "sample") and role == "target":
+            ratios.clear()
+    assert min(kinds.values()) > 2
+
+
 def test_draws_are_keyed_by_position_and_sequence_of_the_next_token() -> None:
     """Sequences 3 and 1 of a batch are at unequal positions, and share no draws."""
     decoders = real_models.decoders("llama")

@@ -144,8 +144,8 @@ def test_times_of_all_parts_follow_from_their_steps(costs: Costs, monkeypatch: p
     assert Counter(len(step.tokens) for step in costs.passes if step.layers.kv_only) == dict.fromkeys((1, 2, 4, 8), 3)
     assert {each.kind for each in costs.asked} == {*READS}
     assert {kind: each.token for kind, each in asked.items() if each.token is not None} == {"probability": 7, "distance": 7}
-    assert [kind for kind, each in asked.items() if each.against is not None] == ["residual"]
-    assert Counter(each.kind for each in costs.asked if each.against is not None) == {"residual": 3}
+    assert [kind for kind, each in asked.items() if each.against is not None] == ["residual", "residual_mass"]
+    assert Counter(each.kind for each in costs.asked if each.against is not None) == {"residual": 3, "residual_mass": 3}
     assert (asked["top"].width, asked["next"].width) == (3, 1)
     assert {each.offset for each in costs.asked} == {-1}
     # Layer by layer twice, then whole: never at the previous token's position, and always after the same context.

@@ -87,7 +87,8 @@ BY_POSITION: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "accept": BY_POSITION | {
-        "by-draft-position": {"acceptance_rates": [0.5] * 5}, "shared-rate": {"acceptance_rate": 0.5, "concentration": 2.0},
+        "by-draft-position": {"acceptance_rates": [0.5] * 5}, "distributions": {"p": [0.5, 0.5], "q": [0.4, 0.6]},
+        "shared-rate": {"acceptance_rate": 0.5, "concentration": 2.0},
         "levels": {"acceptance_rates": [[0.9] * 5, [0.5] * 5], "weights": [1, 2]},
         "curve": {"mean_acceptance_lengths": [1.6, 2.0, 2.3], "draft_lengths": [1, 3, 5]},
         "rounds": {"lengths": [[1, 2, 1]]}, "reported": {"engine": "vllm", "draft_length": 5, "rate": 0.6},

@@ -156,6 +156,14 @@ def test_no_residual_where_nothing_can_be_rejected() -> None:
         residual((HALF, HALF), (HALF, HALF))
 
 
+def test_weight_moves_the_residual() -> None:
+    p, q = (HALF, HALF, Fraction(0)), (THIRD, Fraction(1, 6), HALF)
+    assert residual(p, q) == (THIRD, 1 - THIRD, 0)
+    assert residual(p, q, THIRD * 2) == (0, 1, 0)
+    with pytest.raises(ArithmeticError, match="for w = 1/3, p"):
+        residual(p, q, THIRD)
+
+
 def test_distance_is_half_the_sum_of_differences() -> None:
     assert distance({(0,): HALF, (1,): HALF}, {(0,): THIRD, (2,): 1 - THIRD}) == Fraction(2, 3)
     assert distance({(0,): Fraction(1)}, {(0,): Fraction(1)}) == 0

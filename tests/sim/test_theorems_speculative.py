@@ -21,7 +21,7 @@ from sim.engine import events
 from sim.theorems import drafting_examples, replay, select
 from sim.theorems.theorem import Theorem
 from tests.sim.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
-from tests.support import faulty_heads, faulty_speculation
+from tests.support import faulty_blocks, faulty_heads, faulty_speculation
 from tests.support.theorem_checks import (
     Fault,
     assert_examples_survive_json,
@@ -71,6 +71,26 @@ def test_worked_example_of_replacement_drawn_from_p() -> None:
     example = {"draft_length": 1, "tokens": 2, "target": [[1, 1]], "draft": [[1, 0]]}
     verdict = replay("14d", example, "speculative")
     assert verdict.error == "probability of (0, 0): got 3/8, expected 1/4; total variation distance 1/4"
+
+
+def test_worked_example_of_fewer_tokens_by_block_on_a_path() -> None:
+    """p = (1/2, 1/2), q = (2/5, 3/5), draft (1, 1): r = 5/6 twice, so w_2 = 25/36, and the second random number, 3/4, is between.
+
+    Token by token 0 and 3/4 are below 5/6. By block 3/4 is not below 25/36, and the first token passes (0 is below every bound).
+    """
+    example = {"draft_length": 2, "target": [[1, 1]], "draft": [[2, 3]], "words": [1, 1], "eighths": [0, 6]}
+    verdict = replay("43g", example, "speculative")
+    assert verdict.error == "tokens accepted token by token: got 2, expected at most 1"
+
+
+def test_worked_example_of_a_draft_accepted_less_often_by_block() -> None:
+    """p = (1/2, 1/2), q = (2/3, 1/3), draft (0, 0): r = 3/4 twice.
+
+    Token by token the first is accepted with probability 3/4. By block both pass with 9/16; else the first passes with
+    h = r / (r + 1/4), where r = max(0, 3/4 * 1/2 - 2/3) + max(0, 3/4 * 1/2 - 1/3) = 1/24, so 1/7: 9/16 + 7/16 * 1/7 = 5/8.
+    """
+    verdict = replay("43h", {"draft_length": 2, "target": [[1, 1]], "draft": [[2, 1]]}, "speculative")
+    assert verdict.error == "probability that at least 1 of (0, 0) are accepted, by token: got 0.75, expected at most 0.625"
 
 
 # --- Every theorem can fail ---
@@ -279,6 +299,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("32m", "continuous batch of one", whole_drafts_of_one),
     ("33a", "over one device", plain_decoding_on_one_device),
     *faulty_heads.FAULTS,
+    *faulty_blocks.FAULTS,
 ]  # fmt: skip
 
 

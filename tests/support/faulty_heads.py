@@ -48,15 +48,15 @@ def unread_rest(right: Any, head: Any, sequence: Any, states: Any, length: int) 
     return (yield from right(head, sequence, Features(states.output, states.first + states.length - 1, 1), length))
 
 
-def first_again(right: Any, output: Any, guesses: Any, sampled: bool, first: Any = None) -> Any:
+def first_again(right: Any, output: Any, guesses: Any, sampled: bool, first: Any = None, *how: Any) -> Any:
     """Accept the first drafted token unread."""
-    kept, token = yield from right(output, guesses, sampled, first)
+    kept, token = yield from right(output, guesses, sampled, first, *how)
     return (1, token) if guesses and not kept else (kept, token)
 
 
-def dropped(right: Any, output: Any, guesses: Any, sampled: bool, first: Any = None) -> Any:
+def dropped(right: Any, output: Any, guesses: Any, sampled: bool, first: Any = None, *how: Any) -> Any:
     """Replace the last accepted token by the target's next choice."""
-    kept, token = yield from right(output, guesses, sampled, first)
+    kept, token = yield from right(output, guesses, sampled, first, *how)
     return (kept - 1, token) if kept else (kept, token)
 
 

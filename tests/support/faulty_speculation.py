@@ -42,7 +42,7 @@ def verify(
 
 def with_mistakes(**how: Any) -> Verify:
     """Replace the right verification by `verify` with these mistakes."""
-    return lambda right, *args: verify(*args, **how)
+    return lambda right, *args: verify(*args[:5], **how)
 
 
 def inverted_ratio(p: Fraction, q: Fraction) -> Fraction:
@@ -50,32 +50,32 @@ def inverted_ratio(p: Fraction, q: Fraction) -> Fraction:
     return q / p if p else Fraction(1)
 
 
-def greedy_tested_at_random(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
+def greedy_tested_at_random(right: Verify, model: Model, text: Any, guesses: Any, *how: Any) -> Any:
     """Test greedy drafts by p / q too."""
-    return right(model, text, guesses, True, room)
+    return right(model, text, guesses, True, *how[1:])
 
 
-def bonus_dropped(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
+def bonus_dropped(right: Verify, model: Model, text: Any, guesses: Any, *how: Any) -> Any:
     """Accept at most gamma - 1 of gamma tokens, and emit the last one as the target's: the bonus token is lost."""
-    kept, token = yield from right(model, text, guesses, sampled, room)
+    kept, token = yield from right(model, text, guesses, *how)
     return (kept - 1, guesses[-1].token) if guesses and kept == len(guesses) else (kept, token)
 
 
-def all_accepted(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
+def all_accepted(right: Verify, model: Model, text: Any, guesses: Any, *how: Any) -> Any:
     """Accept all drafted tokens without a test."""
-    _, token = yield from right(model, text, guesses, sampled, room)
+    _, token = yield from right(model, text, guesses, *how)
     return len(guesses), token
 
 
-def long_drafts_discarded(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
+def long_drafts_discarded(right: Verify, model: Model, text: Any, guesses: Any, *how: Any) -> Any:
     """Discard drafts of more than one token."""
-    return (yield from right(model, text, guesses if len(guesses) < 2 else (), sampled, room))
+    return (yield from right(model, text, guesses if len(guesses) < 2 else (), *how))
 
 
-def verified_twice(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
+def verified_twice(right: Verify, model: Model, text: Any, guesses: Any, *how: Any) -> Any:
     """Run the target on the last token first, and again with the draft."""
     yield Forward("target", (text[-1],), len(text) - 1, LayerSpan(0, model.layers), None, heads=1, unit=model.unit)
-    return (yield from right(model, text, guesses, sampled, room))
+    return (yield from right(model, text, guesses, *how))
 
 
 def greedy_draft(right: Callable[..., Any], *args: Any) -> Any:

@@ -24,6 +24,14 @@ What drafts is the `drafter`:
   pass reads the accepted tokens with the target's states, as the first pass of `heads`, and a mask for each drafted token but the
   first, K + accepted tokens in all. Drafted tokens do not depend on each other, so fewer are accepted.
 
+How sampled drafts are accepted is the `verification`:
+
+* `token`: token by token, as above.
+* `block`: the longest block of drafted tokens that passes a joint test, Algorithm 2 of [Sun2024]. The output keeps the target's
+  distribution, and P(at least i accepted | first i drafted tokens) is never smaller than token by token, for any i. This is a
+  statement in law: with the same random numbers a single round may accept fewer tokens. How often i tokens are accepted depends on
+  the distributions of both models and not only on an acceptance rate (`model/methods/speculative/block_verification.py`).
+
 Heads and parallel drafts share the target's unit, because they read its states, and decode one sequence (or a batch that is kept
 full).
 
@@ -35,6 +43,7 @@ arXiv:2211.17192.
 [Cai2024] T. Cai et al. Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads. ICML 2024,
 arXiv:2401.10774.
 [Chen2023] C. Chen et al. Accelerating Large Language Model Decoding with Speculative Sampling. arXiv:2302.01318.
+[Sun2024] Z. Sun et al. Block Verification Accelerates Speculative Decoding. ICLR 2025, arXiv:2403.10444.
 """
 
 from __future__ import annotations
@@ -42,7 +51,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from model.base import checks
 from model.methods import batching
@@ -50,9 +59,11 @@ from model.methods.claim_bounds import NO_DRAFT, ClaimRule
 from model.methods.draft_model import COLOCATED, MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import BATCHING, CONTINUOUS, STATIC
+from model.outcomes.outcome_laws import Chain
 from model.steps import GREEDY, MASK, SAMPLED, Batch, Commit, DraftLimit, Features, Forward, LayerSpan, Read, Step, Steps, ended
 
 MODEL, HEADS, PARALLEL = DRAFTERS = ("model", "heads", "parallel")
+TOKEN, BLOCK = VERIFICATIONS = ("token", "block")
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,9 @@ class Parameters(batching.StaticBatching, DraftModel):
     drafter
         `model`: a draft model. `heads`: a draft head that reads the target's states, one pass per drafted token. `parallel`: a
         draft that reads them and drafts all tokens in one pass.
+    verification
+        `token`: each drafted token is accepted or rejected by a test of its own. `block`: the drafted tokens are accepted jointly;
+        needs `sampled`, and acceptance by draft position that was measured or computed with it.
     placement
         `colocated`: draft and target share a unit; `separate`: each has its own unit.
     draft_layers
@@ -86,6 +100,7 @@ class Parameters(batching.StaticBatching, DraftModel):
     draft_length: int
     sampled: bool = False
     drafter: str = MODEL
+    verification: str = TOKEN
 
     LABEL = "speculative decoding"
     SHORT_LABEL = "speculative"
@@ -115,6 +130,12 @@ class Parameters(batching.StaticBatching, DraftModel):
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
         checks.flag("sampled", self.sampled)
         checks.one_of("drafter", self.drafter, DRAFTERS)
+        checks.one_of("verification", self.verification, VERIFICATIONS)
+        if self.verification == BLOCK and not self.sampled:
+            raise checks.ParameterError(
+                f"verification must be '{TOKEN}' with sampled=false, got '{BLOCK}': a greedy draft is accepted where it is the"
+                " target's own choice; set sampled = true, or leave verification out"
+            )
         self.check_models()
         self.check_batching()
         self._check_drafter()
@@ -132,6 +153,21 @@ class Parameters(batching.StaticBatching, DraftModel):
                 f"batching must be 'continuous' or 'lockstep' with drafter='{self.drafter}' and sequences={self.sequences}, got"
                 f" '{STATIC}': the states of sequences that accept different numbers of tokens are not batched; set batching"
             )
+
+    def check_law(self, outcome: str, law: Any) -> None:
+        """Reject laws of single tokens with block verification, whose accepted length they do not determine."""
+        if self.joint_verification and isinstance(law, Chain):
+            raise checks.ParameterError(
+                f"outcomes of {outcome} must be by position within the draft with verification='{BLOCK}', got outcomes of single"
+                " tokens: the rate at which tokens are accepted one by one does not determine how many are accepted jointly, only a"
+                " lower bound of it; choose kind 'by-draft-position', 'levels', 'curve' or 'rounds', measured with block"
+                f" verification, or 'distributions'; or set verification = '{TOKEN}', whose speed-up is the lower bound"
+            )
+
+    @property
+    def joint_verification(self) -> bool:
+        """True with block verification."""
+        return self.verification == BLOCK
 
     @property
     def reads_states(self) -> bool:
@@ -227,7 +263,7 @@ def decode(
         room = end - len(sequence) - 1
         length = yield DraftLimit(min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
         guesses = yield from draft(drafter, sequence, length)
-        kept, token = yield from verify(target, sequence, guesses, parameters.sampled, room)
+        kept, token = yield from verify(target, sequence, guesses, parameters.sampled, room, parameters.verification)
         yield from commit(sequence, guesses, kept, token, stop)
         drafter.rows = min(drafter.rows, len(sequence) - 1)
 
@@ -235,8 +271,8 @@ def decode(
 def _with_states(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int]) -> Steps:
     """Decode with a draft that reads the target's states: draft heads, or a parallel draft."""
     sequence, end = list(prompt), len(prompt) + tokens
-    target, sampled = Model("target", parameters.layers, 0), parameters.sampled
-    head = Model("draft", parameters.draft_layers, 0, len(sequence) - 1, sampled)
+    target = Model("target", parameters.layers, 0)
+    head = Model("draft", parameters.draft_layers, 0, len(sequence) - 1, parameters.sampled)
     states = yield from read_with_states(target, head, sequence)
     draft_by = draft_in_one_pass if parameters.drafter == PARALLEL else draft_by_head
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
@@ -247,7 +283,8 @@ def _with_states(parameters: Parameters, prompt: Sequence[int], tokens: int, sto
             yield Forward(head.role, tuple(sequence[head.rows :]), head.rows, head.span, states, unit=head.unit)
         guesses = yield from draft_by(head, sequence, states, length)
         out = yield verification_pass(target, sequence, guesses)
-        kept, token = yield from accept_or_reject(out, guesses[:room], sampled, -len(guesses) - 1)
+        how = parameters.sampled, -len(guesses) - 1, parameters.verification
+        kept, token = yield from accept_or_reject(out, guesses[:room], *how)
         # The draft's rows of drafted tokens do not come from the target's states: all new tokens are read (again).
         head.rows, states = len(sequence), Features(out, 0, kept + 1)
         yield from commit(sequence, guesses, kept, token, stop)
@@ -307,20 +344,21 @@ def _in_batches(
                 yield from read(parameters, drafter, live[-1])
         while live:
             drafted = yield from draft_together(drafter, live, min(gamma, max(each.room for each in live)))
-            yield from _take(target, live, drafted, parameters.sampled, stop)
+            yield from _take(parameters, target, live, drafted, stop)
             live = [each for each in live if each.room >= 0 and each.tokens[-1] not in stop]
 
 
 def _take(
-    target: Model, live: Sequence[RunningSequence], drafted: Sequence[Sequence[DraftedToken]], sampled: bool, stop: Collection[int]
-) -> Steps:
+    parameters: Parameters, target: Model, live: Sequence[RunningSequence], drafted: Sequence[Sequence[DraftedToken]],
+    stop: Collection[int],
+) -> Steps:  # fmt: skip
     """Verify the drafted tokens of all sequences in one pass, and commit each sequence's tokens."""
     width = len(drafted[0]) + 1
     words = [(each.tokens[-1], *[guess.token for guess in guesses]) for each, guesses in zip(live, drafted, strict=True)]
     out = yield _over(target, live, words, [len(each.tokens) - 1 for each in live], width)
     for index, (each, guesses) in enumerate(zip(live, drafted, strict=True), -len(live)):
         own = guesses[: each.room]
-        kept, token = yield from accept_or_reject(out, own, sampled, index * width)
+        kept, token = yield from accept_or_reject(out, own, parameters.sampled, index * width, parameters.verification)
         yield from commit(each.tokens, own, kept, token, stop, each.number)
         each.rows = min(each.rows, len(each.tokens) - 1)
 
@@ -405,11 +443,12 @@ def _over(
 
 
 def verify(
-    model: Model, sequence: Sequence[int], guesses: Sequence[DraftedToken], sampled: bool, room: int | None = None
-) -> Generator[Step, Any, tuple[int, int]]:
+    model: Model, sequence: Sequence[int], guesses: Sequence[DraftedToken], sampled: bool, room: int | None = None,
+    verification: str = TOKEN,
+) -> Generator[Step, Any, tuple[int, int]]:  # fmt: skip
     """Verify drafted tokens in one pass; return the accepted length (at most `room`) and the model's own next token."""
     out = yield verification_pass(model, sequence, guesses)
-    return (yield from accept_or_reject(out, guesses[:room], sampled, -len(guesses) - 1))
+    return (yield from accept_or_reject(out, guesses[:room], sampled, -len(guesses) - 1, verification))
 
 
 def verification_pass(model: Model, sequence: Sequence[int], guesses: Sequence[DraftedToken], unread: int = 1) -> Forward:
@@ -419,15 +458,17 @@ def verification_pass(model: Model, sequence: Sequence[int], guesses: Sequence[D
 
 
 def accept_or_reject(
-    output: Any, guesses: Sequence[DraftedToken], sampled: bool, first: int | None = None
+    output: Any, guesses: Sequence[DraftedToken], sampled: bool, first: int | None = None, verification: str = TOKEN
 ) -> Generator[Step, Any, tuple[int, int]]:
     """Accept or reject drafted tokens by the output of a pass; return the accepted length and the model's own next token.
 
     `first` is the index, from the end of the pass, of the output that predicts the first drafted token. By default the pass has one
-    position per drafted token and one more.
+    position per drafted token and one more. `verification` is how sampled tokens are accepted.
     """
     count = len(guesses)
     begin = -count - 1 if first is None else first
+    if verification == BLOCK:
+        return (yield from accept_block(output, guesses, begin))
     for index, guess in enumerate(guesses):
         offset = begin + index
         if not sampled or guess.output is None:
@@ -442,6 +483,42 @@ def accept_or_reject(
         if not (yield Read("uniform", output, offset)) < p / q:
             return index, (yield Read("residual", output, offset, against=guess.output, against_offset=guess.offset))
     return count, (yield Read(SAMPLED if sampled else GREEDY, output, begin + count))
+
+
+def accept_block(output: Any, guesses: Sequence[DraftedToken], begin: int) -> Generator[Step, Any, tuple[int, int]]:
+    """Accept the longest block of sampled drafted tokens that passes its test; `begin` as `first` of `accept_or_reject`.
+
+    Algorithm 2 of [Sun2024]. The weight of the first i tokens is w_i = min(w_(i-1) p(x_i) / q(x_i), 1) with w_0 = 1. The block of i
+    tokens passes with probability h_i = r_i / (r_i + 1 - w_i), where r_i is the sum of max(0, w_i p - q) over the next token; all
+    gamma tokens pass with w_gamma. The next token has the distribution norm(max(0, w_i p - q)). So at least i tokens are accepted
+    with probability w_i. The paper tests the blocks from the shortest to the longest and keeps the last that passes; here the
+    longest is tested first, with the same random numbers, and shorter ones only if it fails.
+    """
+    weights: list[Any] = [1]
+    for offset, guess in enumerate(guesses, begin):
+        p = yield Read("probability", output, offset, token=guess.token)
+        q = yield Read("probability", guess.output, guess.offset, token=guess.token)
+        weights.append(min(weights[-1] * p / q, 1))
+    count, kept = len(guesses), len(guesses)
+    while kept:
+        passing = weights[kept]
+        if kept < count:
+            mass = yield _residual("residual_mass", output, begin + kept, guesses[kept], passing)
+            # Without a residual nothing could replace the next drafted token; then longer blocks carry the whole probability.
+            passing = mass / (mass + 1 - passing) if mass else 0
+        if (yield Read("uniform", output, begin + kept - 1)) < passing:
+            break
+        kept -= 1
+    if kept == count:
+        return count, (yield Read(SAMPLED, output, begin + count))
+    return kept, (yield _residual("residual", output, begin + kept, guesses[kept], weights[kept]))
+
+
+def _residual(
+    kind: Literal["residual", "residual_mass"], output: Any, offset: int, guess: DraftedToken, weight: Any
+) -> Read:
+    """Read of max(0, w p - q) at the position of a drafted token."""
+    return Read(kind, output, offset, against=guess.output, against_offset=guess.offset, weight=weight)
 
 
 def commit(

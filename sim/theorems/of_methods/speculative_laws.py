@@ -92,14 +92,14 @@ def first_test(x: Example) -> None:
 @theorem("14a", "The sampled text has exactly the target's distribution, for any draft model, draft length and stop token.",
          source="[Chen2023], Theorem 1", given=pairs)
 def right_law(x: Example) -> None:
-    _same(text_law(x), target_law(x))
+    same_texts(text_law(x), target_law(x))
 
 
 @theorem("14b", "The greedy text is that of the target.", source="token by token",
          given=lambda: pairs(tokens=6))
 def greedy_text_is_the_targets(x: Example) -> None:
     want = greedy_text(models(x)["target"], PROMPT, x["tokens"], x.get("stop"))
-    _same(text_law({**x, "sampled": False}), {want: Fraction(1)})
+    same_texts(text_law({**x, "sampled": False}), {want: Fraction(1)})
 
 
 @theorem("14c", "No round exceeds its limits of drafted and generated tokens; a text ends at its last token or at the stop token.",
@@ -120,7 +120,7 @@ def within_bounds(x: Example) -> None:
          source="false: tokens that the draft favours are too frequent; norm(max(0, p - q)) is needed", given=pairs,
          expect="fails")
 def correction_from_p(x: Example) -> None:
-    _same(text_law(x, lambda: _with_samples(decoder(x)())), target_law(x))
+    same_texts(text_law(x, lambda: _with_samples(decoder(x)())), target_law(x))
 
 
 # --- 15: estimates from logs ---
@@ -188,7 +188,8 @@ def _laws(x: Example) -> tuple[Law, Law]:
     return by_role["target"](PROMPT), by_role["draft"](PROMPT)
 
 
-def _same(law: TextLaw, want: TextLaw) -> None:
+def same_texts(law: TextLaw, want: TextLaw) -> None:
+    """Require equal distributions of the generated text; an error names the first one whose probability differs."""
     if law != want:
         text = min({*law, *want}, key=lambda text: (law.get(text, 0) == want.get(text, 0), text))
         got, right = (str(which.get(text, 0)) for which in (law, want))
