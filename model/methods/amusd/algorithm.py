@@ -15,12 +15,12 @@ other.
   draft model continues from the corrected token, with its cache rows of the accepted tokens.
 
 `draft_length` bounds the drafted tokens that are not verified, as the draft model's unit knows it: it pauses there until a message
-of accepted tokens arrives. A pass of the target reads at most `draft_length` - 1 drafted tokens. The authors' code has no such bound.
-With a bound that is never reached the draft model never pauses.
+of accepted tokens arrives. A pass of the target reads at most `draft_length` - 1 drafted tokens. The authors' code has no such
+bound: with one that is never reached the draft model never pauses.
 
 Deviations from the authors' code, which decodes greedily: the target's own token after a completely accepted pass is not emitted
-before the drafted token at its position has arrived. This makes sampling exact, and without link time it delays no pass. And after a
-mismatch at that position the code decodes one token without drafts; here the target waits as after any rejection.
+before the drafted token at its position has arrived. This makes sampling exact, and without link time it delays no pass. And after
+a mismatch at that position the code decodes one token without drafts; here the target waits as after any rejection.
 
 Nothing is drafted for the last position: the target generates the last token itself. Drafted tokens that are still to be verified
 when the sequence ends at a stop token are dropped. The drafted tokens of a round are those that the target's pass reads; the last
