@@ -39,9 +39,11 @@ from typing import Any
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
+from model.methods.claim_bounds import ClaimRule
 from model.methods.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, no_steps, returned, verify
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
+from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
@@ -84,6 +86,11 @@ class Parameters(DraftModel):
     EXACT = True
     TESTS_WHOLE_DRAFTS = False
     ALIASES = MappingProxyType({"max_draft_length": "draft_length"})
+    CLAIMS = ClaimRule(
+        terms=("acceptance_rate", "draft_length", "cost_ratio"),
+        needs=(("acceptance_rate",), ("cost_ratio",)),
+        source="renewal of drafts at rejections; McDanel, arXiv:2410.17375, has no formula",
+    )
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 1, MAX_DRAFT)
@@ -98,6 +105,21 @@ class Parameters(DraftModel):
         check_separate(self.placement)
         checks.one_of("draft_stop", self.draft_stop, DRAFT_STOPS)
         self.check_batching()
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Every draft length, at the acceptance of the first drafted token."""
+        if known.units < 2:
+            return Proposals(missing="a further device for the draft: --gpus")
+        if not known.independent_draft:
+            return Proposals(missing="a draft model; a head needs the target's states, so it cannot draft during the target's pass")
+        outcomes = {"kind": "iid", "acceptance_rate": known.rates[0]}
+        tables = (
+            {"layers": known.layers, "draft_length": length, "min_waiting": min(WAITING, length - 1)}
+            for length in known.draft_lengths if length
+        )
+        assumed = "the acceptance of the first drafted token holds at every position"
+        return Proposals(tuple(Proposal(table, outcomes, assumed) for table in tables))
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -218,7 +240,10 @@ class UnverifiedDraft:
 
 
 def _drafting(draft_: UnverifiedDraft, model: Model, text: tuple[int, ...]) -> Generator[Step, Any, tuple[DraftedToken, Any]]:
-    """Draft one token, start the process that drafts the next one, and send the token to the target's unit."""
+    """Draft one token, start the process that drafts the next one, and send the token to the target's unit.
+
+    A dropped draft ends with the pass in progress, and its tokens are not sent.
+    """
     draft_.drafting = True
     (guess,) = yield from draft(model, text, 1)
     draft_.drafting = False
