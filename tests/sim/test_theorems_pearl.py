@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
+from model.methods import concurrent_drafts
 from model.methods.pearl import algorithm, paths
 from model.methods.pearl import theory as pearl
 from model.methods.pearl.finite_pearl import KEPT
@@ -113,7 +114,7 @@ def first_at_last(
         rest = algorithm._drafting(model, [*text, drafted[0].token], length - 1)
         running.going_on = yield Fork((rest,), (algorithm.DRAFT_UNIT,))
         yield Join(tuple(running.going_on))
-    return drafted, (yield from algorithm._returned())
+    return drafted, (yield from algorithm.returned())
 
 
 def never_stopped(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
@@ -132,10 +133,10 @@ def on_the_target_s_unit(patch: pytest.MonkeyPatch) -> None:
 
 VERIFY, AHEAD = (algorithm, "verify"), (algorithm, "_first_ahead")
 FAULTS: list[tuple[str, str, Fault]] = [
-    ("14a", "correction from p", lambda patch: patch.setattr(algorithm, "_replacement", corrected_from_p)),
+    ("14a", "correction from p", lambda patch: patch.setattr(concurrent_drafts, "replacement", corrected_from_p)),
     ("14a", "all kept", with_fault(all_kept, *VERIFY)),
     ("14b", "all kept", with_fault(all_kept, *VERIFY)),
-    ("14b", "a position on", with_fault(of_the_first_wrong_law, algorithm, "_replacement")),
+    ("14b", "a position on", with_fault(of_the_first_wrong_law, concurrent_drafts, "replacement")),
     ("20a", "one more", with_fault(plus_one, pearl, "expected_tokens")),
     ("20b", "one more", with_fault(plus_one, pearl, "expected_tokens")),
     ("20d", "late", with_fault(later, pearl, "predict")),

@@ -40,15 +40,15 @@ from typing import Any
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.methods.claim_bounds import ClaimRule
+from model.methods.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, returned, verify
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
-from model.steps import GREEDY, SAMPLED, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
+from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
-TARGET_UNIT, DRAFT_UNIT = 0, 1
 ROUND, REJECTION = DRAFT_STOPS = ("round", "rejection")
 
 
@@ -99,11 +99,7 @@ class Parameters(DraftModel):
         checks.whole("draft_length", self.draft_length, 1, (MAX_DRAFT + 1) // 2)
         checks.flag("sampled", self.sampled)
         self.check_models()
-        if self.placement != SEPARATE:
-            raise checks.ParameterError(
-                f"placement must be {SEPARATE!r}, got {self.placement!r}: the draft model drafts while the target verifies; leave"
-                " placement out, or choose method 'speculative', which drafts and verifies in turn"
-            )
+        check_separate(self.placement)
         checks.one_of("draft_stop", self.draft_stop, DRAFT_STOPS)
         self.check_batching()
 
@@ -220,7 +216,7 @@ _Drafted = tuple[list[DraftedToken], Any]
 def _drafting(model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a round that waits for its whole draft."""
     drafted = yield from draft(model, sequence, length)
-    return drafted, (yield from _returned())
+    return drafted, (yield from returned())
 
 
 def _first_ahead(
@@ -234,50 +230,4 @@ def _first_ahead(
     drafted = yield from draft(model, sequence, 1)
     if length > 1:
         running.going_on = yield Fork((_drafting(model, [*sequence, drafted[0].token], length - 1),), (DRAFT_UNIT,))
-    return drafted, (yield from _returned())
-
-
-def _returned() -> Generator[Step, Any, Any]:
-    """Send the drafted tokens to the target's unit; return the process that arrives there, with the draft model's cache."""
-    tasks = yield Fork((_no_steps(),), (TARGET_UNIT,))
-    yield Join(tuple(tasks))
-    return tasks[0]
-
-
-def _no_steps() -> Steps:
-    """A process without steps: it arrives when its transfer over the link ends."""
-    yield from ()
-
-
-def verify(
-    out: Any, waiting: Sequence[DraftedToken], arriving: Generator[Step, Any, Sequence[DraftedToken]], sampled: bool
-) -> Generator[Step, Any, tuple[int, int, bool]]:
-    """Verify the waiting tokens and the first token of the draft in progress against one pass of the target.
-
-    `out` is the output of the target's pass over the last token and the waiting ones. `arriving` waits for the draft in progress,
-    and is used only if all waiting tokens are accepted. Return the number of accepted waiting tokens, the token after them, and
-    whether that token is the drafted one, so that drafting continues after it.
-    """
-    for kept, guess in enumerate(waiting):
-        replacement = yield from _replacement(guess, out, kept - len(waiting) - 1, sampled)
-        if replacement is not None:
-            return kept, replacement, False
-    following = yield from arriving
-    if not following:
-        return len(waiting), (yield Read(SAMPLED if sampled else GREEDY, out)), False
-    replacement = yield from _replacement(following[0], out, -1, sampled)
-    accepted = replacement is None
-    return len(waiting), following[0].token if replacement is None else replacement, accepted
-
-
-def _replacement(guess: DraftedToken, out: Any, offset: int, sampled: bool) -> Generator[Step, Any, int | None]:
-    """Return the target's token if it rejects the drafted one, None if it accepts it."""
-    if not sampled:
-        likeliest: int = yield Read(GREEDY, out, offset)
-        return None if likeliest == guess.token else likeliest
-    p = yield Read("probability", out, offset, token=guess.token)
-    q = yield Read("probability", guess.output, guess.offset, token=guess.token)
-    if (yield Read("uniform", out, offset)) < p / q:
-        return None
-    residual: int = yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset)
-    return residual
+    return drafted, (yield from returned())

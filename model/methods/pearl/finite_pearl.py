@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.base import checks
 from model.costs.step_costs import StepCosts
+from model.methods.concurrent_laws import chains_of
 from model.methods.rounds import Moments, draft_times, mixed, verify_times
-from model.outcomes.outcome_laws import ByPosition, Chain, Floats, RecordedProbabilities, Replay
+from model.outcomes.outcome_laws import Chain, Floats
 
 PRE, POST = PHASES = range(2)
 WAITING_REJECTED, FIRST_REJECTED, KEPT = ENDS = range(3)
@@ -155,7 +155,7 @@ def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moment
 
 def moments_of_many(choices: Sequence[FiniteChoice]) -> list[Moments]:
     """Return the moments of many decodings, computed together; a law of records gives the mixture of its records."""
-    chains = [_chains(choice.law) for choice in choices]
+    chains = [chains_of(choice.law, "PEARL") for choice in choices]
     tables = [round_tables(choice.draft_length, choice.tokens, choice.cost, lockstep=choice.lockstep) for choice in choices]
     wanted = [(table, chain) for table, components in zip(tables, chains, strict=True) for chain in components]
     by_length = sorted(range(len(wanted)), key=lambda index: wanted[index][0].waiting.shape[1])
@@ -172,20 +172,6 @@ def moments_of_many(choices: Sequence[FiniteChoice]) -> list[Moments]:
 
 _MOST_CELLS = 300_000
 """Bound on positions x window x decodings of an array computed together: about two megabytes per array."""
-
-
-def _chains(law: Any) -> list[Chain]:
-    """Return the chains whose mixture is the law; a record is a chain with probabilities 0 and 1."""
-    if isinstance(law, Replay):
-        return [ByPosition(record) for record in law.records.astype(np.float64)]
-    if isinstance(law, RecordedProbabilities):
-        return list(law.chains)
-    if isinstance(law, Chain):
-        return [law]
-    raise checks.ParameterError(
-        "this law of acceptances has no closed form for PEARL, whose drafts continue after unverified tokens; choose one by"
-        " output position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
-    )
 
 
 def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> list[Moments]:

@@ -23,12 +23,17 @@ from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit
+from model.methods.concurrent_claims import claim_bound
 from model.methods.pearl.algorithm import DRAFT_STOPS, ROUND, Parameters
 from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_starts, round_tables
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments
 from model.methods.speculative.theory import sum_of_powers
 from model.outcomes.outcome_laws import Chain
+
+__all__ = [
+    "claim_bound", "claim_formula", "expected_tokens", "operations", "predict", "predict_points", "slowest", "speedup", "work",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
@@ -168,22 +173,6 @@ def speedup(
 
 
 # --- Claims -----------------------------------------------------------------------------------------------------------
-
-
-def claim_bound(terms: ClaimTerms) -> Limit:
-    """Largest speed-up for any dependence between acceptances: min(gamma, 1/(1 - alpha), 1/c), at least 1.
-
-    Each rejection takes a pass of the target, a pass verifies at most gamma tokens, and each token replaces or confirms a drafted
-    one, which took a draft pass on the other unit.
-
-    >>> claim_bound(ClaimTerms({"acceptance_rate": 1, "draft_length": 5, "cost_ratio": 0.4})).value
-    2.5
-    """
-    rate, gamma, ratio = terms.best("acceptance_rate"), terms.best("draft_length"), terms.cost_ratio
-    limits = (max(gamma, 1.0), np.inf if rate == 1 else 1 / (1 - rate), 1 / ratio if ratio else np.inf)
-    value = float(max(min(limits), 1.0))
-    numbers = ", ".join(f"{each:.4g}" for each in limits)
-    return Limit(value, f"speed-up <= min(K, 1 / (1 - a), 1 / c) = min({numbers}) = {value:.4g}")
 
 
 def claim_formula(terms: ClaimTerms) -> Limit:

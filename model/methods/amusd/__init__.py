@@ -1,0 +1,1 @@
+"""AMUSD: the draft model never stops drafting, and the target verifies what has arrived."""

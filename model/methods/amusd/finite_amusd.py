@@ -1,0 +1,120 @@
+"""AMUSD for a finite number of tokens: exact moments by a recursion over the positions where drafts begin.
+
+A draft that begins after s of l tokens continues until its first wrong token, at position r. Between, nothing is random: the
+rounds of a draft that is never rejected are walked once for each s, and give the time of the decision on each r. A rejection drops
+what was drafted after it, so s determines the law of what follows, if each outcome depends only on the one before.
+
+One thing outlives a rejection: with `draft_stop` "pass" the pass in progress, which delays the next draft. If the target waits for
+drafted tokens before each pass (`min_waiting` of 1 or more), the delay shifts all of the next draft, and adds to its time. Without
+that wait the target's pass and the delayed draft overlap in a way that depends on earlier drafts: there is no closed form here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from model.costs.step_costs import StepCosts
+from model.methods.amusd.algorithm import Parameters
+from model.methods.amusd.draft_clock import DraftClock, PassPrices
+from model.methods.rounds import Moments
+from model.outcomes.outcome_laws import Chain, Floats
+
+
+class DraftTables(NamedTuple):
+    """What drafts add to the totals, by the number s of tokens before a draft and the position r of its first wrong token.
+
+    Shape (starts, tokens); column `tokens` - 1 is for a draft without a wrong token: it ends with the sequence. Entries with r < s
+    are 0.
+    """
+
+    time: Floats
+    """From the order to draft to the decision on r; with the delay of the next draft by the pass in progress."""
+    busy: Floats
+    operations: Floats
+    rounds: Floats
+    drafted: Floats
+
+
+def has_closed_form(parameters: Parameters) -> bool:
+    """True if drafts can be treated one by one."""
+    return parameters.stops_passes or parameters.min_waiting > 0
+
+
+def draft_tables(parameters: Parameters, tokens: int, cost: StepCosts, starts: Sequence[int]) -> DraftTables:
+    """Walk a draft without wrong tokens from each of these positions on, and tabulate what it adds if r is its first wrong one.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> tables = draft_tables(Parameters(10, 4), 5, UnitCost(10, cost_ratio=0.2, link=1.0), [0])
+    >>> tables.time[0].tolist()  # two tokens arrive after 1 + 4 + 1; the pass that reads them decides on the third too
+    [16.0, 16.0, 16.0, 26.0, 26.0]
+    """
+    prices, start = PassPrices.of(parameters, tokens, cost), np.array(starts)
+    clock = DraftClock(parameters, prices, start)
+    time, stale, passes, rounds, drafted, verifying, shift = np.zeros((7, len(start), tokens))
+    sums = np.zeros((3, len(start)))  # rounds, waiting tokens and time of the target's passes so far
+    places = np.arange(parameters.draft_length + 1)
+    which = np.arange(len(start))
+    while len(which):
+        found = clock.next_round(which)
+        sums[:, which] += np.stack([np.ones(len(which)), found.waiting, prices.verify[found.start, found.waiting]])
+        for place in places:
+            # The token at this place: waiting, the one after the waiting ones, or none.
+            here = (place <= found.waiting) & (found.start + place < tokens)
+            rows, wrong = which[here], found.start[here] + place
+            decided = np.where(place < found.waiting, found.passed, found.decided)[here]
+            time[rows, wrong] = decided
+            rounds[rows, wrong], drafted[rows, wrong], verifying[rows, wrong] = sums[:, rows]
+            wasted = wrong + 1 < tokens - 1  # else nothing is left to draft, and no message is sent
+            count, work, end = clock.after(rows, wrong + 1, found.allowed[here], prices.sent(decided))
+            passes[rows, wrong], stale[rows, wrong] = count * wasted, work * wasted
+            shift[rows, wrong] = np.where(wasted, end - prices.sent(decided), 0.0)
+        clock.decide(which, found, found.waiting + 1)
+        which = which[clock.start[which] < tokens]
+    # Positions s to r are drafted, but for the last of the sequence.
+    until = np.concatenate([[0.0], np.cumsum(prices.draft[: tokens - 1]), [prices.draft[: tokens - 1].sum()]])
+    last = np.minimum(np.arange(tokens) + 1, tokens - 1)
+    right = np.maximum(until[last][None] - until[start][:, None], 0.0)
+    count = np.maximum(last[None] - start[:, None], 0)
+    made = (passes + count) * (cost.operations("draft") if tokens > 1 else 0.0)
+    busy = verifying + (stale + right) * cost.draft_devices
+    filled = start[:, None] <= np.arange(tokens)
+    operations = rounds + drafted + made
+    return DraftTables(*(np.where(filled, each, 0.0) for each in (time + shift, busy, operations, rounds, drafted)))
+
+
+def moments_of_chains(parameters: Parameters, tokens: int, cost: StepCosts, laws: Sequence[Chain]) -> list[Moments]:
+    """Return the moments of a decoding under each law, by a recursion from the last position to the first.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> [exact] = moments_of_chains(Parameters(1, 8), 200, UnitCost(1, cost_ratio=0.2), [Iid(0.8)])
+    >>> round(200 / exact.time, 3), round(200 / exact.rounds, 3)
+    (2.127, 2.703)
+    """
+    after_failure, after_success = (np.stack(each) for each in zip(*(law.probabilities(tokens) for law in laws), strict=True))
+    means, square = np.zeros((len(DraftTables._fields), len(laws), tokens + 1)), np.zeros((len(laws), tokens + 1))
+    together = max(_MOST_CELLS // tokens, 1)
+    for first in range((tokens - 1) // together * together, -1, -together):
+        starts = range(first, min(first + together, tokens))
+        parts = np.stack(draft_tables(parameters, tokens, cost, starts))
+        for start in reversed(starts):
+            kept = after_success[:, start:].copy()
+            kept[:, 0] = after_failure[:, start]
+            kept[:, -1] = 0.0  # the last token is the target's own
+            reached = np.concatenate([np.ones_like(kept[:, :1]), np.cumprod(kept[:, :-1], axis=1)], axis=1)
+            chance = reached * (1 - kept)
+            added, later = parts[:, None, start - first, start:], means[:, :, start + 1 :]
+            means[:, :, start] = ((added + later) * chance).sum(axis=2)
+            squares = added[0] ** 2 + 2 * added[0] * later[0] + square[:, start + 1 :]
+            square[:, start] = (chance * squares).sum(axis=1)
+    columns = means[:, :, 0].T.tolist()
+    return [
+        Moments(time, max(whole - time**2, 0.0), *rest) for (time, *rest), whole in zip(columns, square[:, 0].tolist(), strict=True)
+    ]
+
+
+_MOST_CELLS = 500_000
+"""Bound on entries of a table that is computed at once: four megabytes."""

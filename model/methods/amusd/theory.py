@@ -1,0 +1,203 @@
+"""AMUSD in closed form: the draft model never stops, and the target verifies what has arrived [McDanel2024].
+
+The paper has no formula. Between two rejections nothing is random, and a rejection drops what was drafted after it: the decoding
+renews itself there. `predict` is exact for a finite number of tokens, under any law of single positions
+(`model.methods.amusd.finite_amusd`), except for `draft_stop` "pass" with `min_waiting` 0, where the pass in progress at a rejection
+matters for longer.
+
+The equations are for many tokens with i.i.d. acceptances. With times in passes of the target, c a draft pass, L a transfer, m
+`min_waiting` and gamma `draft_length`:
+
+* No draft outruns its draft model, and each rejection takes a pass, its messages and the wait for m tokens: `rate_bound`.
+* With free and instant drafts (c = 0, L = 0) and no bound on them, the first pass after a rejection still reads only m tokens, and
+  the second all others: `free_drafts`. AMUSD stays below 1 / (1 - alpha), which speculative decoding reaches with long free drafts.
+
+[McDanel2024] B. McDanel. AMUSD: Asynchronous Multi-Device Speculative Decoding for LLM Acceleration. arXiv:2410.17375.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
+from model.interpret.account import Account
+from model.methods.amusd.algorithm import PASS, REJECTION, WAITING, Parameters
+from model.methods.amusd.draft_clock import PassPrices
+from model.methods.amusd.finite_amusd import draft_tables, has_closed_form, moments_of_chains
+from model.methods.claim_bounds import ClaimTerms, Limit
+from model.methods.concurrent_claims import claim_bound
+from model.methods.concurrent_laws import chains_of
+from model.methods.draft_model import MAX_DRAFT
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
+from model.methods.rounds import Moments, mixed
+
+__all__ = [
+    "claim_bound", "claim_formula", "free_drafts", "operations", "predict", "predict_points", "rate_bound", "slowest", "speedup",
+]  # fmt: skip
+
+Floats = NDArray[np.float64]
+
+
+# --- A finite decoding ---------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
+    """Predict the decoding of exactly `tokens` tokens, times in the unit of the costs.
+
+    Unit-time sums both units, with draft passes over rejected tokens. `drafted` counts the tokens that the target's passes read.
+    Values are nan with `draft_stop` "pass" and `min_waiting` 0.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> cost = UnitCost(40, cost_ratio=0.2)
+    >>> predictions = [predict(Parameters(40, 16), 200, Iid(rate), cost) for rate in (0.5, 0.8, 1.0)]
+    >>> [round(float(prediction.plain_latency / prediction.latency), 3) for prediction in predictions]
+    [1.157, 2.053, 4.831]
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points; each choice is tabulated once."""
+    chosen, laws, index = points.pairs()
+    known: dict[int, Moments] = {}
+    for choice in np.unique(chosen).tolist():
+        parameters, tokens, cost = points.choices[choice]
+        pairs = np.flatnonzero(chosen == choice).tolist()
+        chains = [chains_of(points.laws[law], Parameters.LABEL) for law in laws[pairs].tolist()]
+        if tokens > 1 and not has_closed_form(parameters):
+            known |= dict.fromkeys(pairs, Moments(*[math.nan] * len(Moments._fields)))
+            continue
+        found = iter(moments_of_chains(parameters, tokens, cost, [chain for each in chains for chain in each]))
+        for pair, each in zip(pairs, chains, strict=True):
+            parts = [next(found) for _ in each]
+            known[pair] = parts[0] if len(parts) == 1 else mixed(parts)
+    moments = Moments(*(np.array(column)[index] for column in zip(*(known[pair] for pair in range(len(chosen))), strict=True)))
+    ratio = points.of_choices(lambda each: 1.0 if each.tokens == 1 else np.nan)
+    units = points.of_choices(lambda each: each.parameters.units)
+    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
+    times = moments.time, moments.variance, moments.busy, ratio, units, plain
+    return Prediction(*times, moments.rounds, moments.drafted, moments.operations)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
+    """Upper bounds of time and unit-time: each token takes a pass and two waits for drafted tokens.
+
+    Within a round trip and `draft_length` + 1 draft passes after any message the tokens that it allows have arrived.
+    """
+    prices = PassPrices.of(parameters, tokens, cost)
+    wait = 2 * prices.link + (parameters.draft_length + 1) * float(prices.draft.max())
+    round_ = float(prices.verify.max()) + 2 * wait
+    return tokens * round_, tokens * round_ * (1 + cost.draft_devices)
+
+
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """Arithmetic of all tokens that both models read, in tokens of the target; every token has a projection onto the vocabulary."""
+    drafted = account.of("draft").heads
+    return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
+
+
+# --- Drafts in the long run -----------------------------------------------------------------------------------------
+
+
+def speedup(
+    acceptance_rate: float, draft_length: int, cost_ratio: float, *, link: float = 0.0, min_waiting: int = WAITING,
+    draft_stop: str = PASS,
+) -> float:  # fmt: skip
+    """Speed-up over plain decoding for many tokens [-]: tokens over time of a draft between two rejections.
+
+    1 / (1 - alpha) tokens, in a mean time that is summed over the position of the rejection until its probability is below
+    rounding. The acceptance rate must be below 1, as a draft without rejection has no end.
+
+    Parameters
+    ----------
+    acceptance_rate, draft_length, min_waiting, draft_stop
+        alpha, and the parameters of the method.
+    cost_ratio, link
+        Times of a draft pass and of a transfer [passes of the target]; a pass takes the same for any number of tokens.
+
+    >>> [round(speedup(0.8, length, 0.2), 3) for length in (3, 4, 8, 16)]
+    [1.743, 1.88, 2.142, 2.099]
+    >>> round(speedup(0.8, 16, 0.2, min_waiting=0, draft_stop="rejection"), 3), round(speedup(0.8, 16, 0.2, link=1.0), 3)
+    (2.207, 1.181)
+    """
+    alpha = float(checks.array("acceptance_rate", acceptance_rate, 0, _MOST_ACCEPTED))
+    checks.number("cost_ratio", cost_ratio, 0)
+    checks.number("link", link, 0)
+    parameters = Parameters(1, draft_length, min_waiting=min_waiting, draft_stop=draft_stop)
+    if not has_closed_form(parameters):
+        raise checks.ParameterError(
+            f"min_waiting must be at least 1 with draft_stop='{PASS}', got 0: there is no closed form; set draft_stop='{REJECTION}'"
+        )
+    positions = 2 if alpha == 0 else 2 + math.ceil(math.log(_NEGLIGIBLE) / math.log(alpha))
+    tokens = positions + draft_length + 1  # drafts are not cut before the last position
+    time = draft_tables(parameters, tokens, UnitCost(1, cost_ratio=cost_ratio, link=link), [0]).time[0, :positions]
+    chance = (1 - alpha) * alpha ** np.arange(positions)
+    return float(1 / (1 - alpha) / (chance @ time))
+
+
+_MOST_ACCEPTED, _NEGLIGIBLE = 0.999, 1e-18
+"""Largest acceptance rate of `speedup`, and probability of later positions that is left out."""
+
+
+def rate_bound(
+    acceptance_rate: ArrayLike, draft_length: ArrayLike, cost_ratio: ArrayLike, link: ArrayLike = 0.0,
+    min_waiting: ArrayLike = WAITING,
+) -> Floats:  # fmt: skip
+    """Upper bound of `speedup` [-]: 1 / max(c, 1 / gamma, (1 - alpha) R), R the time of a rejection.
+
+    Each token is drafted, in sequence with the others; a pass decides on at most gamma tokens; and after each rejection a message,
+    max(m, 1) draft passes and a transfer precede the end of a pass or of its wait: R = 1 + 2 L + m c if m > 0, else
+    max(1, 2 L + c).
+
+    >>> float(rate_bound(0.8, 16, 0.2)), float(rate_bound(0.8, 4, 0.1)), float(rate_bound(1, 16, 0.125))
+    (3.571428571428572, 4.0, 8.0)
+    """
+    alpha, gamma = checks.array("acceptance_rate", acceptance_rate, 0, 1), checks.whole_array("draft_length", draft_length, 1)
+    c, transfer = checks.array("cost_ratio", cost_ratio, 0), checks.array("link", link, 0)
+    least = checks.whole_array("min_waiting", min_waiting, 0)
+    after = np.where(least > 0, 1 + 2 * transfer + least * c, np.maximum(1.0, 2 * transfer + c))
+    return np.asarray(1 / np.maximum(np.maximum(c, 1 / gamma), (1 - alpha) * after))
+
+
+def free_drafts(acceptance_rate: ArrayLike, min_waiting: ArrayLike = WAITING) -> Floats:
+    """Speed-up with instant drafts of any length [-]: 1 / ((1 - alpha) (1 + alpha^(m + 1))); infinite at alpha = 1.
+
+    The first pass after a rejection reads the m tokens that the target has waited for and decides on one more; the second reads all
+    others. With m = 0 it is the limit of PEARL.
+
+    >>> free_drafts(0.8, [0, 1, 2, 8]).round(3).tolist()
+    [2.778, 3.049, 3.307, 4.408]
+    """
+    alpha, least = checks.array("acceptance_rate", acceptance_rate, 0, 1), checks.whole_array("min_waiting", min_waiting, 0)
+    with np.errstate(divide="ignore"):
+        return np.asarray(1 / ((1 - alpha) * (1 + alpha ** (least + 1.0))))
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_formula(terms: ClaimTerms) -> Limit:
+    """Largest `speedup` over `min_waiting`, with drafts that stop at rejections; without an acceptance rate the bound.
+
+    A claim without a draft length has the longest.
+
+    >>> round(claim_formula(ClaimTerms({"acceptance_rate": 0.8, "cost_ratio": 0.2})).value, 3)
+    2.26
+    """
+    rate, gamma = terms.stated("acceptance_rate"), terms.stated("draft_length")
+    length = MAX_DRAFT if gamma is None else int(gamma)
+    if rate is None or rate > _MOST_ACCEPTED or not 1 <= length <= MAX_DRAFT:
+        return claim_bound(terms)
+    waits = range(min(length, WAITING + 1))
+    value = max(speedup(rate, length, terms.cost_ratio, min_waiting=least, draft_stop=REJECTION) for least in waits)
+    at = f"a = {rate:.4g}, c = {terms.cost_ratio:.4g}"
+    return Limit(value, f"speed-up of independent acceptances at {at}: {value:.4g}")
