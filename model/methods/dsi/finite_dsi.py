@@ -127,15 +127,19 @@ def _begun(begins: Floats, time: Floats) -> Counts:
 
 def _pass_times(cost: StepCosts, wide: Counts, heads: Counts, at: Counts) -> Floats:
     """Times of passes of the target by width, logits and position; equal shapes."""
-    found = np.empty(wide.shape)
-    kinds, which = np.unique(np.stack([wide.ravel(), heads.ravel()]), axis=1, return_inverse=True)
-    flat, where = found.reshape(-1), which.reshape(-1)
-    order = np.argsort(where, kind="stable")
-    parts = np.split(order, np.searchsorted(where[order], np.arange(1, kinds.shape[1])))
-    positions, layers = at.ravel(), LayerSpan(0, cost.layers)
-    for (width, projected), part in zip(kinds.T.tolist(), parts, strict=True):
-        flat[part] = cost.times(PassShape(layers, width=width, heads=projected), 0 if cost.uniform else positions[part])
-    return found
+    span, layers = int(heads.max()) + 1, LayerSpan(0, cost.layers)
+    kind = (wide * span + heads).ravel()
+    kinds = np.flatnonzero(np.bincount(kind))
+    shapes = [PassShape(layers, width=width, heads=projected) for width, projected in zip((kinds // span).tolist(), (kinds % span).tolist(), strict=True)]
+    if cost.uniform:
+        by_kind = np.zeros(int(kinds[-1]) + 1)
+        by_kind[kinds] = [float(cost.times(shape)) for shape in shapes]
+        return np.asarray(by_kind[kind].reshape(wide.shape))
+    found, positions = np.empty(kind.shape), at.ravel()
+    order = np.argsort(kind, kind="stable")
+    for shape, part in zip(shapes, np.split(order, np.searchsorted(kind[order], kinds[1:])), strict=True):
+        found[part] = cost.times(shape, positions[part])
+    return found.reshape(wide.shape)
 
 
 _ROUNDING = 1e-9
