@@ -203,9 +203,9 @@ class Speculation:
 
     def start(self, draft_home: Any) -> Steps:
         """Start drafting, with the draft model's cache of the process `draft_home`, and the first pass of the target."""
+        yield from self._verify_if_ready(0)
         if self.limit:
             self.drafting += yield Fork((self._drafting(),), (DRAFT_UNIT,), (draft_home,))
-        yield from self._verify_if_ready(0)
 
     def _drafting(self) -> Steps:
         """Draft a token; start to draft the next one, and the pass of the target for which this token is the last."""
