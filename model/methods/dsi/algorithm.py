@@ -4,12 +4,14 @@ Algorithm 1 of [Timor2024] with two models. After each rejection, and at the sta
 and a first pass of the target reads the last token of the sequence: its prediction verifies the first drafted token. Every
 `lookahead` drafted tokens start a further pass of the target, on the next replica in turn, before the tokens that precede them are
 verified: pass i reads up to the drafted token i L, and its last prediction verifies the token after it. Results are processed in
-order. A rejection stops all drafting and all passes of the target; drafting restarts after the corrected token. Tokens are accepted
-and rejected as in speculative decoding, greedy and sampled. With lookahead 1 each drafted token has a pass, as in Algorithm 1.
+order. A rejection stops all drafting and all passes of the target; drafting restarts after the corrected token. Tokens are
+accepted and rejected as in speculative decoding, greedy and sampled. With lookahead 1 each drafted token has a pass, as in
+Algorithm 1.
 
 The paper assumes as many replicas as are ever busy, ceil(t_target / (L t_draft)), and no communication. Here both are finite:
 
-* Units. The draft model and the process that decides are on unit 0, `verifiers` replicas of the target on the units after it. A pass
+* Units. The draft model and the process that decides are on unit 0, `verifiers` replicas of the target on the units after it. A
+  pass
   whose replica has not yet returned its last result waits; the draft model does not, and its tokens wait.
 * Links. The tokens of a pass, its result and the order to stop each take a link time. A replica works on rejected tokens until the
   order to stop arrives. Drafting restarts at once.
@@ -54,8 +56,8 @@ class Parameters(DraftModel):
     """Parameters of distributed speculative inference: every `lookahead` drafted tokens are verified on the next replica.
 
     `verifiers` is the number of replicas of the target, each a unit with the whole target. The paper needs
-    ceil(t_target / (lookahead t_draft)) of them; with fewer, passes wait. `draft_layers` is the depth of the draft model, which always
-    has a separate unit (`placement` separate).
+    ceil(t_target / (lookahead t_draft)) of them; with fewer, passes wait. `draft_layers` is the depth of the draft model, which
+    always has a separate unit (`placement` separate).
     """
 
     layers: int
@@ -169,8 +171,9 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 class Speculation:
     """Drafting and verifying from a restart to the next rejection, as seen by the process that decides.
 
-    Drafted token n is `guesses[n - 1]`. Each token is drafted by a separate process, which starts the next one. Pass i of the target
-    reads up to drafted token min(i L, limit), where the last of `limit` drafted tokens precedes the last token of the sequence.
+    Drafted token n is `guesses[n - 1]`. Each token is drafted by a separate process, which starts the next one. Pass i of the
+    target reads up to drafted token min(i L, limit), where the last of `limit` drafted tokens precedes the last token of the
+    sequence.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """DSI for a finite number of tokens: costs of each speculation, and exact moments by a forward recursion over restarts.
 
-A speculation lasts from a restart to the next rejection, or to the end. Between restarts nothing is random, so its costs depend only
-on its start, after s of l tokens, and on the place j of the rejected token among those that it decodes; j = l - s is the end. With
-c(n) the time of n draft passes, w_i the time of pass i of the target, b_i = min(i L, l - s - 1) the last drafted token that it reads,
-V replicas and link time x, the times since the restart are
+A speculation lasts from a restart to the next rejection, or to the end. Between restarts nothing is random, so its costs depend
+only on its start, after s of l tokens, and on the place j of the rejected token among those that it decodes; j = l - s is the end.
+With c(n) the time of n draft passes, w_i the time of pass i of the target, b_i = min(i L, l - s - 1) the last drafted token that
+it reads, V replicas and link time x, the times since the restart are
 
     sent_i      = max(c(b_i), processed_(i-V)),
     returned_i  = sent_i + x + w_i + x,
@@ -116,8 +116,8 @@ def speculation_tables(lookahead: int, verifiers: int, tokens: int, cost: StepCo
         begun_drafts = np.stack([_begun(drafts[s, : limit[s]], time[:, s]) for s in range(tokens)], axis=1)
         operations += np.where(begun_drafts > 0, begun_drafts * per_draft, 0.0)
     verified = np.where(exists & (number > 0), heads - 1, 0)
-    turned = (np.ascontiguousarray(each.transpose(1, 0, 2)) for each in (time, busy, operations))
-    return SpeculationTables(lookahead, *turned, verified.T)
+    by_start = [np.ascontiguousarray(each.transpose(1, 0, 2)) for each in (time, busy, operations)]
+    return SpeculationTables(lookahead, by_start[0], by_start[1], by_start[2], verified.T)
 
 
 def _begun(begins: Floats, time: Floats) -> Counts:
@@ -130,7 +130,7 @@ def _pass_times(cost: StepCosts, wide: Counts, heads: Counts, at: Counts) -> Flo
     span, layers = int(heads.max()) + 1, LayerSpan(0, cost.layers)
     kind = (wide * span + heads).ravel()
     kinds = np.flatnonzero(np.bincount(kind))
-    shapes = [PassShape(layers, width=width, heads=projected) for width, projected in zip((kinds // span).tolist(), (kinds % span).tolist(), strict=True)]
+    shapes = [PassShape(layers, width=each // span, heads=each % span) for each in kinds.tolist()]
     if cost.uniform:
         by_kind = np.zeros(int(kinds[-1]) + 1)
         by_kind[kinds] = [float(cost.times(shape)) for shape in shapes]

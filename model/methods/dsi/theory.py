@@ -1,11 +1,11 @@
 """DSI in closed form: the draft model never waits, and replicas of the target verify concurrently [Timor2024].
 
 `predict` is exact for a finite number of tokens, replicas and link time, at any costs and under any law of single positions
-(`model.methods.dsi.finite_dsi`). The equations are for many tokens with i.i.d. acceptances, where a pass takes the same time for any
-number of tokens; times are in passes of the target.
+(`model.methods.dsi.finite_dsi`). The equations are for many tokens with i.i.d. acceptances, where a pass takes the same time for
+any number of tokens; times are in passes of the target.
 
-The paper proves that DSI is never slower than plain decoding, and in expectation never slower than speculative decoding, with as many
-replicas as are needed and without communication. `speedup` has both: where a result takes two link times more than its pass,
+The paper proves that DSI is never slower than plain decoding, and in expectation never slower than speculative decoding, with as
+many replicas as are needed and without communication. `speedup` has both: where a result takes two link times more than its pass,
 each rejection costs them, and with fewer than `needed_verifiers` replicas passes wait.
 
 [Timor2024] N. Timor et al. Distributed Speculative Inference (DSI): Speculation Parallelism for Provably Faster Lossless Language
@@ -36,8 +36,8 @@ Floats = NDArray[np.float64]
 def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
     """Predict the decoding of exactly `tokens` tokens, times in the unit of the costs.
 
-    Unit-time sums the draft model's unit, which works from each restart to the rejection, and all passes of the target, those that a
-    rejection stops included. `drafted` counts the tokens that processed passes verify.
+    Unit-time sums the draft model's unit, which works from each restart to the rejection, and all passes of the target, those that
+    a rejection stops included. `drafted` counts the tokens that processed passes verify.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
@@ -82,7 +82,8 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
 def needed_verifiers(lookahead: ArrayLike, cost_ratio: ArrayLike, link: ArrayLike = 0.0) -> Floats:
     """Replicas with which no pass waits: ceil((1 + 2 x) / (L c)), with x = `link` in passes of the target; at least one.
 
-    Without links the number of [Timor2024], Section 3.1.
+    Without links the number of [Timor2024], Section 3.1. It holds for passes that start every L drafted tokens. The last pass of a
+    decoding, over the tokens left, starts sooner: for it one replica more is needed.
 
     >>> needed_verifiers([1, 5, 10], 0.1).tolist(), float(needed_verifiers(5, 0.1, link=0.25))
     ([10.0, 2.0, 1.0], 3.0)
@@ -162,8 +163,8 @@ def _not_slower(ratio: Floats, whole: Floats) -> None:
     """Refuse draft passes that take longer than a pass of the target with its links: decisions then wait for drafted tokens."""
     if np.any(ratio > whole):
         raise checks.ParameterError(
-            f"cost_ratio must be at most 1 + 2 link={float(np.max(whole)):g}, got {float(np.max(ratio)):g}: decisions would wait for the"
-            " draft model; use predict, which includes this"
+            f"cost_ratio must be at most 1 + 2 link={float(np.max(whole)):g}, got {float(np.max(ratio)):g}: decisions would wait"
+            " for the draft model; use predict, which includes this"
         )
 
 

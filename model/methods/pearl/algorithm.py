@@ -46,6 +46,7 @@ from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
+from model.methods.transfers import returned_to
 from model.steps import GREEDY, SAMPLED, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
 
 TARGET_UNIT, DRAFT_UNIT = 0, 1
@@ -220,7 +221,7 @@ _Drafted = tuple[list[DraftedToken], Any]
 def _drafting(model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a round that waits for its whole draft."""
     drafted = yield from draft(model, sequence, length)
-    return drafted, (yield from _returned())
+    return drafted, (yield from returned_to(TARGET_UNIT))
 
 
 def _first_ahead(
@@ -234,19 +235,7 @@ def _first_ahead(
     drafted = yield from draft(model, sequence, 1)
     if length > 1:
         running.going_on = yield Fork((_drafting(model, [*sequence, drafted[0].token], length - 1),), (DRAFT_UNIT,))
-    return drafted, (yield from _returned())
-
-
-def _returned() -> Generator[Step, Any, Any]:
-    """Send the drafted tokens to the target's unit; return the process that arrives there, with the draft model's cache."""
-    tasks = yield Fork((_no_steps(),), (TARGET_UNIT,))
-    yield Join(tuple(tasks))
-    return tasks[0]
-
-
-def _no_steps() -> Steps:
-    """A process without steps: it arrives when its transfer over the link ends."""
-    yield from ()
+    return drafted, (yield from returned_to(TARGET_UNIT))
 
 
 def verify(

@@ -1,7 +1,7 @@
 """Theorems on DSI: exactness of the text, agreement of all views, and its claim that it is never slower than both rivals.
 
-An example of the formulas has an acceptance rate, a lookahead, a number of replicas, a cost ratio and a link time; one of a decoding
-has the fields of `drafting_examples`, with the lookahead as `draft_length`, and `verifiers`.
+An example of the formulas has an acceptance rate, a lookahead, a number of replicas, a cost ratio and a link time; one of a
+decoding has the fields of `drafting_examples`, with the lookahead as `draft_length`, and `verifiers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.dsi import algorithm
 from model.methods.dsi import paths as sampler
 from model.methods.dsi import theory as dsi
-from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Iid
 from model.steps import Steps
@@ -108,7 +107,7 @@ def _with_enough(x: Example) -> Example:
 def _quick(x: Example) -> bool:
     """True if drafting `lookahead` tokens takes no longer than a pass."""
     prices = cost(x)
-    return x["draft_length"] * float(prices.draft_times()) <= prices.target_pass
+    return bool(x["draft_length"] * float(prices.draft_times()) <= prices.target_pass)
 
 
 def _ideal(**fields: Any) -> SearchStrategy[Example]:
@@ -123,6 +122,15 @@ def _of_models(sampled: bool) -> SearchStrategy[Example]:
 def _all_outcomes() -> SearchStrategy[Example]:
     known = short_decodings(6, 3, costs="tenths", law="any").filter(lambda x: "survival" not in x["law"]).map(_adapted)
     return st.builds(lambda x, verifiers: {**x, "verifiers": verifiers}, known, integers(1, 4))
+
+
+def _pipelines() -> SearchStrategy[Example]:
+    """Draw outcomes of both methods, and an exit layer."""
+    def with_exit(layers: int) -> SearchStrategy[Example]:
+        outcomes = st.lists(st.booleans(), min_size=1, max_size=7)
+        return st.fixed_dictionaries({"layers": st.just(layers), "exit_layer": integers(1, layers), "outcomes": outcomes})
+
+    return integers(1, 6).flatmap(with_exit)
 
 
 # --- 14: exactness of the text ---
@@ -195,19 +203,13 @@ def moments_over_all_outcomes(x: Example) -> None:
 
 @theorem("20d", "At lookahead 1, with enough replicas and free links, DSI takes as long on every path as Predictive Pipelined"
          " Decoding in its nested form with an early exit at the layer c d.", source="both start the next token after c d layers",
-         given=lambda: st.fixed_dictionaries({"layers": integers(1, 6), "exit_layer": integers(1, 6), "outcomes": _outcomes()})
-         .filter(lambda x: x["exit_layer"] <= x["layers"]))
+         given=_pipelines)
 def as_nested_pipelines(x: Example) -> None:
     layers, exit_layer, outcomes = x["layers"], x["exit_layer"], x["outcomes"]
     given = {"draft_length": 1, "verifiers": len(outcomes), "layers": layers, "cost": {"cost_ratio": exit_layer / layers}}
     pipelined = {"form": "nested", "layers": layers, "exit_layer": exit_layer, "candidates": 1, "matches": outcomes}
-    assert ppd.Parameters(layers, exit_layer, 1, "nested").units <= layers
     nested = pipelined_examples.play(pipelined)
     equal("latency", play({**given, "accept": outcomes}).latency, nested.latency, CLOSE)
-
-
-def _outcomes() -> SearchStrategy[list[bool]]:
-    return st.lists(st.booleans(), min_size=1, max_size=7)
 
 
 # --- 21: finite replicas and links ---
@@ -250,7 +252,8 @@ def _no_wait(x: Example) -> bool:
     return float(cost(x).draft_times()) <= cost(x).target_pass
 
 
-@theorem("21f", "At most as many units are busy as there are replicas, and the draft model's.", source="one pass at a time per unit",
+@theorem("21f", "At most as many units are busy as there are replicas, and the draft model's.",
+         source="a unit makes one pass at a time",
          given=lambda: _decodings("tenths"))
 def units_are_not_exceeded(x: Example) -> None:
     run = play(x, record=True, cluster={"units": x["verifiers"] + 3})
@@ -285,19 +288,19 @@ def never_slower_than_plain(x: Example) -> None:
          given=lambda: _ideal().map(_with_needed), expect="fails")
 @theorem("22g", "With free links and quick drafts, DSI with lookahead L is never slower than speculative decoding with drafts of L"
          " tokens.", source="false: with too few replicas its passes wait", given=_ideal, expect="fails")
-@theorem("22h", "With enough replicas, DSI with lookahead L is never slower than speculative decoding with drafts of L tokens on one"
-         " unit.", source="false: each rejection waits for two links",
+@theorem("22h", "With enough replicas, DSI with lookahead L is never slower than speculative decoding with drafts of L tokens on"
+         " one unit.", source="false: each rejection waits for two links",
          given=lambda: _decodings("whole", wide=False).filter(_quick).map(_with_enough), expect="fails")
 def never_slower_than_speculative(x: Example) -> None:
     alone = {name: value for name, value in _free_links(x).items() if name not in ("verifiers", "cluster")}
     at_most("latency", play(x).latency, pipelined_examples.play(alone).latency, rounding(x))
 
 
-@theorem("22i", "For many tokens, with free links, quick drafts and enough replicas, DSI is never slower than speculative decoding with"
-         " drafts of at least L tokens.", source="both times are linear in c, so c = 0 and c = 1 / L decide",
+@theorem("22i", "For many tokens, with free links, quick drafts and enough replicas, DSI is never slower than speculative decoding"
+         " with drafts of at least L tokens.", source="both times are linear in c, so c = 0 and c = 1 / L decide",
          given=lambda: _expected(above=True))
-@theorem("22j", "For many tokens, with free links, quick drafts and enough replicas, DSI is never slower than speculative decoding with"
-         " drafts of any length.", source="false: shorter drafts are verified sooner", given=lambda: _expected(above=False),
+@theorem("22j", "For many tokens, with free links, quick drafts and enough replicas, DSI is never slower than speculative decoding"
+         " with drafts of any length.", source="false: shorter drafts are verified sooner", given=lambda: _expected(above=False),
          expect="fails")
 def faster_in_expectation(x: Example) -> None:
     alpha, ahead, c = x["acceptance_rate"], x["lookahead"], x["cost_ratio"]
@@ -356,8 +359,8 @@ def plain_text(x: Example) -> None:
 # --- 29: outcomes by position ---
 
 
-@theorem("29a", "With quick drafts, and passes that take the same time for any number of tokens, an acceptance in place of a rejection"
-         " never takes longer.", source="the passes of the next speculation have begun before it",
+@theorem("29a", "With quick drafts, and passes that take the same time for any number of tokens, an acceptance in place of a"
+         " rejection never takes longer.", source="the passes of the next speculation have begun before it",
          given=lambda: _decodings("whole", wide=False, at=integers(0, 39)).filter(_quick))
 @theorem("29b", "An acceptance in place of a rejection never takes longer.",
          source="false: the next token may wait for drafts of L tokens", given=lambda: _decodings("whole", at=integers(0, 39)),
