@@ -1,4 +1,4 @@
-"""Steps shared by methods that draft and verify concurrently, on separate units: transfers of drafted tokens, and verification.
+"""Verification by methods that draft and verify concurrently, on separate units.
 
 The draft model continues after tokens that the target has not verified. So a pass of the target decides on the drafted tokens that
 it reads, and its prediction after the last of them decides on the next drafted token, which need not have arrived yet.
@@ -12,7 +12,7 @@ from typing import Any
 from model.base.checks import ParameterError
 from model.methods.draft_model import SEPARATE
 from model.methods.speculative.algorithm import DraftedToken
-from model.steps import GREEDY, SAMPLED, Fork, Join, Read, Step, Steps
+from model.steps import GREEDY, SAMPLED, Read, Step
 
 TARGET_UNIT, DRAFT_UNIT = 0, 1
 
@@ -24,18 +24,6 @@ def check_separate(placement: str) -> None:
             f"placement must be {SEPARATE!r}, got {placement!r}: the draft model drafts while the target verifies; leave"
             " placement out, or choose method 'speculative', which drafts and verifies in turn"
         )
-
-
-def returned() -> Generator[Step, Any, Any]:
-    """Send drafted tokens to the target's unit; return the process that arrives there, with the draft model's cache."""
-    tasks = yield Fork((no_steps(),), (TARGET_UNIT,))
-    yield Join(tuple(tasks))
-    return tasks[0]
-
-
-def no_steps() -> Steps:
-    """A process without steps: it arrives when its transfer over the link ends."""
-    yield from ()
 
 
 def verify(

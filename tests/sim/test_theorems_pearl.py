@@ -114,7 +114,7 @@ def first_at_last(
         rest = algorithm._drafting(model, [*text, drafted[0].token], length - 1)
         running.going_on = yield Fork((rest,), (algorithm.DRAFT_UNIT,))
         yield Join(tuple(running.going_on))
-    return drafted, (yield from algorithm.returned())
+    return drafted, (yield from algorithm.returned_to(algorithm.TARGET_UNIT))
 
 
 def never_stopped(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:

@@ -40,13 +40,14 @@ from typing import Any
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.methods.claim_bounds import ClaimRule
-from model.methods.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, returned, verify
+from model.methods.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, verify
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
+from model.methods.transfers import returned_to
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 ROUND, REJECTION = DRAFT_STOPS = ("round", "rejection")
@@ -216,7 +217,7 @@ _Drafted = tuple[list[DraftedToken], Any]
 def _drafting(model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a round that waits for its whole draft."""
     drafted = yield from draft(model, sequence, length)
-    return drafted, (yield from returned())
+    return drafted, (yield from returned_to(TARGET_UNIT))
 
 
 def _first_ahead(
@@ -230,4 +231,4 @@ def _first_ahead(
     drafted = yield from draft(model, sequence, 1)
     if length > 1:
         running.going_on = yield Fork((_drafting(model, [*sequence, drafted[0].token], length - 1),), (DRAFT_UNIT,))
-    return drafted, (yield from returned())
+    return drafted, (yield from returned_to(TARGET_UNIT))

@@ -389,7 +389,7 @@ def _speculative(x: Example, length: int) -> float:
     per_round = float(speculative.expected_tokens(x["acceptance_rate"], length))
     parameters = speculative_algorithm.Parameters(1, length, placement="separate")
     assert parameters.units == 2
-    return per_round / (length * x["cost_ratio"] + 1 + 2 * x["link"])
+    return float(per_round / (length * x["cost_ratio"] + 1 + 2 * x["link"]))
 
 
 def _hidden(x: Example) -> bool:

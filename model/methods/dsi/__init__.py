@@ -1,0 +1,1 @@
+"""Distributed speculative inference: several replicas of the target verify while the draft model drafts."""
