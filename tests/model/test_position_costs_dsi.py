@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.costs.layer_times import UnitCost
@@ -36,6 +36,7 @@ costs = st.builds(
 
 
 @given(costs, st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.sampled_from([*LAWS]))
+@example(growing(LAYERS, draft=3.0, link=0.0), 3, 1, 2, "iid")  # a draft slower than the target, with free links
 @settings(max_examples=examples(40), deadline=None)
 def test_all_views_price_each_pass_at_its_position(
     cost: PassSeconds, tokens: int, lookahead: int, verifiers: int, kind: str

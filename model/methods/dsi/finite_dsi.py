@@ -11,7 +11,7 @@ it reads, V replicas and link time x, the times since the restart are
     processed_i = max(decided_i, c(b_i + 1))                for a rejection of token b_i + 1, and if all are accepted,
 
 with processed_i = 0 for i < 0. A pass whose tokens are sent before the rejection works until the order to stop arrives, a link time
-after it.
+after it. With free links, a pass that the deciding token completes begins as well, and is stopped at once.
 """
 
 from __future__ import annotations
@@ -106,6 +106,9 @@ def speculation_tables(lookahead: int, verifiers: int, tokens: int, cost: StepCo
     for ahead in range(1, min(verifiers, count)):  # passes in flight when the speculation ends
         begun = sent[ahead:, :, None]
         running = begun < time[:-ahead] * (1 - _ROUNDING)
+        if ahead == 1 and not link:
+            # The drafted token that decides, if it is later than the result, also completes the next pass, which begins at once.
+            running[:, :, AFTER] |= (last[1:] == last[:-1] + 1) & (following[:-1] > decided[:-1] * (1 + _ROUNDING))
         if not running.any():
             break
         worked = np.minimum(work[ahead:, :, None], time[:-ahead] - begun)
