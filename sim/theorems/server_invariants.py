@@ -80,8 +80,8 @@ def blocks_are_those_of_positions(x: Example) -> None:
             at_most("blocks in use", sum(held.values()), settings.num_blocks)
 
 
-@theorem("50c", "A server is busy for the sum of its steps, each the sum of its passes and transfers, and exactly while a request is"
-         " in it.",
+@theorem("50c", "A server is busy for the sum of its steps, each the sum of its passes and transfers, and exactly while a request"
+         " is in it.",
          source="work conservation", given=loads)
 def busy_while_requests_are_there(x: Example) -> None:
     run = play(x)
@@ -121,8 +121,8 @@ def tokens_of_passes(x: Example) -> None:
     equal("tokens of passes and ends of prompts", tokens + ends, outputs + lost + prompts + again)
 
 
-@theorem("50e", "The target's devices compute for all passes that are theirs, a device of the draft's own for the draft's, never both"
-         " at once; in the rest of the steps, accepted tokens go to the draft and drafted ones come back.",
+@theorem("50e", "The target's devices compute for all passes that are theirs, a device of the draft's own for the draft's, never"
+         " both at once; in the rest of the steps, accepted tokens go to the draft and drafted ones come back.",
          source="conservation", given=lambda: loads(DRAFTED_BY_A_MODEL, replicas=st.integers(1, 3)))
 def each_device_computes_its_passes(x: Example) -> None:
     run, separate = play(x, replicas=x["replicas"]), x["method"] == "separate"
