@@ -1,4 +1,4 @@
-"""Where a server's draft runs: on the target's devices, or on a device of its own behind a link."""
+"""Where a server's draft runs: on the target's devices, or on a device of its own, with a link between."""
 
 from __future__ import annotations
 
