@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -91,3 +92,17 @@ def test_refusals(options: list[str], said: str) -> None:
     assert found.exit_code == 2
     assert said in " ".join(found.stderr.split())
     assert "Traceback" not in found.stderr
+
+
+def test_placement_link_and_device_change_the_times_of_drafts() -> None:
+    speeds = []
+    for more in ([], *(["--placement", "separate", *rest] for rest in (
+        ["--link", "20us"], ["--link", "2ms"], ["--link", "20us", "--draft-gpu", "l4"],
+    ))):  # fmt: skip
+        words = [*OPTIONS, "--draft", "llama-3.2-1b", "--policy", "static:2", "--requests", "40", "--replications", "0", "--json"]
+        found = CliRunner().invoke(app, [*words, *more])
+        assert found.exit_code == 0
+        speeds.append(json.loads(found.stdout)["table"][0]["output_tokens_per_s"])
+    colocated, near, far, slow = speeds
+    assert colocated > near > far
+    assert near > slow
