@@ -157,8 +157,8 @@ def one_more_sequence(right: Any, own: Scheduler, budget: int, chunks: Any) -> A
 
 
 def a_token_left(right: Any, own: Scheduler, budget: int, chunks: Any) -> Any:
-    """Admit only where two tokens of the pass are left."""
-    return right(own, budget if budget > 1 else 0, chunks)
+    """Admit only where two tokens of the pass are left, or nothing runs: a server that never admits would never end."""
+    return right(own, budget if budget > 1 or not own.running else 0, chunks)
 
 
 def begun_again(right: Any, own: decodings.Generators, request: Any, row: int) -> None:
