@@ -20,7 +20,7 @@ import numpy as np
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.serving.step_prices import RaggedPass, StepPrices
+from model.serving.step_prices import RaggedPass, StepPrices, drafting_seconds
 
 _POINTS = 40
 """Numbers of running sequences at which times are computed; between them they are interpolated."""
@@ -90,7 +90,7 @@ class ClosedForm:
     def _round(self, running: int) -> float:
         positions = int(running * (self.workload.prompt + self.workload.output / 2))
         tokens = running * (self.draft_length + 1)
-        drafting = self.draft_passes * self.prices.draft(running, positions) if self.draft_passes else 0.0
+        drafting = drafting_seconds(self.prices, self.draft_passes, running, positions)
         return drafting + self.prices.target(RaggedPass(running, tokens, positions, self.draft_length > 0))
 
     def prompt_seconds(self, running: float) -> float:
@@ -168,7 +168,7 @@ def bound(
     survival, tokens = 1.0, float(running)
     for place, rate in enumerate(rates, 1):
         survival *= rate
-        drafting = draft_passes(place) * prices.draft(running, positions) if draft_passes(place) else 0.0
+        drafting = drafting_seconds(prices, draft_passes(place), running, positions)
         # With fewer sequences in the last pass of the draft it may take less: a pass for one sequence bounds it from below.
         least = drafting - (prices.draft(running, positions) - prices.draft(1, positions // running) if drafting else 0.0)
         for more in range(1, running + 1):

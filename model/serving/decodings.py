@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -47,6 +47,8 @@ class Drafter:
     continues
         True if the verification goes on after these layers: the last drafted token has a pass through them of its own, and only
         sequences that drafted nothing run them in the verification.
+    separate
+        True if the draft is on a device of its own.
     """
 
     passes: Callable[[int], int]
@@ -54,6 +56,7 @@ class Drafter:
     run: int = 0
     depth: int = 0
     continues: bool = False
+    separate: bool = False
 
     def __call__(self, length: int) -> int:
         """Draft passes of a step whose longest draft has `length` tokens.
@@ -75,7 +78,9 @@ def own_layers(run: int, depth: int, *, continues: bool) -> Drafter:
 
 MODEL, HEADS = Drafter(lambda length: length), Drafter(lambda length: length, keeps_up=True)
 PARALLEL, NONE = Drafter(lambda length: min(length, 1), keeps_up=True), Drafter(lambda length: 0)
-"""A draft model and draft heads, with a pass for each token; a parallel draft, with one for all; drafts that no model makes."""
+SEPARATE_MODEL = replace(MODEL, separate=True)
+"""A draft model and draft heads, with a pass for each token; a parallel draft, with one for all; drafts that no model makes;
+and a draft model on a device of its own."""
 
 
 class Arrays:
@@ -135,9 +140,10 @@ class Arrays:
         if self.drafter.run:
             return self._by_own_layers(limits, passes)
         if passes and (limits.min() == longest or (passes == 1 and self.drafter.keeps_up)):
-            return StepDrafts(limits, [limits.size] * passes)
+            return StepDrafts(limits, [limits.size] * passes, separate=self.drafter.separate)
         counts = [int(np.count_nonzero(limits > index)) for index in range(passes)]
-        return StepDrafts(limits, [limits.size, *counts[1:]] if self.drafter.keeps_up else counts)
+        passes_of = [limits.size, *counts[1:]] if self.drafter.keeps_up else counts
+        return StepDrafts(limits, passes_of, separate=self.drafter.separate)
 
     def _shares(self, done: Integers) -> tuple[LayerShare, ...]:
         """Parts of the layers that not all tokens run: the sets of layers are nested."""
@@ -177,10 +183,12 @@ class Arrays:
 class _RunningDecoding:
     """One request as a generator, up to the pass that it asks for next."""
 
-    __slots__ = ("cache", "output", "request", "step", "steps", "world")
+    __slots__ = ("cache", "home", "output", "request", "step", "steps", "unit", "world")
 
     def __init__(self, request: ServerRequest, steps: Steps, world: World) -> None:
         self.request, self.steps, self.world = request, steps, world
+        self.unit = self.home = 0
+        """Units of the pass that it asks for, and of the target's last one; a process begins on the first."""
         self.output: list[int] = []
         world.written, self.cache = self.output, Cache()
         self.step: Forward | DraftLimit | None
@@ -193,6 +201,11 @@ class _RunningDecoding:
     def drafts(self) -> bool:
         """True if the pass that it asks for comes before that of the target in its step."""
         return self.asked.role != "target" or self.asked.within_step
+
+    @property
+    def apart(self) -> bool:
+        """True if the pass that it asks for is on another unit than the target's."""
+        return self.unit != self.home
 
     @property
     def asked(self) -> Forward:
@@ -219,6 +232,9 @@ class _RunningDecoding:
                     answer = world.look_up(step)
                 case Forward():
                     self.cache.write(step)
+                    self.unit = self.unit if step.unit is None else step.unit
+                    if step.role == "target":
+                        self.home = self.unit
                     self.step = step
                     return
                 case DraftLimit():
@@ -279,15 +295,16 @@ class Generators:
             if isinstance(decoding.step, DraftLimit):
                 decoding.advance(min(limit, decoding.step.longest))
         passes: list[int] = []
-        share = 0.0
+        share, separate = 0.0, False
         while waiting := [decoding for decoding in running if decoding.drafts]:
             passes.append(len(waiting))
             for decoding in waiting:
                 if decoding.asked.role == "target":
                     share = decoding.asked.layers.size / decoding.world.layers
+                separate |= decoding.apart
                 decoding.advance(decoding.step)
         drafted = np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64)
-        return StepDrafts(drafted, passes, share, _shares_of(running))
+        return StepDrafts(drafted, passes, share, _shares_of(running), separate)
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.base.checks import ParameterError
 from model.methods.draft_model import MAX_DRAFT
-from model.serving.step_prices import RaggedPass, StepPrices
+from model.serving.step_prices import RaggedPass, StepPrices, drafting_seconds
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -261,7 +261,7 @@ class AdmittedBySurvival(DraftPolicy):
         own = (self.counts[0, view.rows] + self.PRIOR * self.mean) / (self.counts[1, view.rows] + self.PRIOR)
         survival = np.cumprod(np.minimum(np.multiply.outer(own / self.mean, self.rates), 1.0), axis=1)
         order = np.argsort(-survival, axis=None, kind="stable")
-        drafting = self.draft_passes(self.longest) * self.prices.draft(count, view.positions)
+        drafting = drafting_seconds(self.prices, self.draft_passes(self.longest), count, view.positions)
         tokens, best = float(count), count / (self.prices.target(RaggedPass(count, count, view.positions, True)) + drafting)
         admitted = np.zeros(count, dtype=np.int64)
         for number, slot in enumerate(order.tolist(), 1):
@@ -307,8 +307,7 @@ class Oracle(DraftPolicy):
             tokens = view.sequences + drafted
             seconds = self.prices.target(RaggedPass(view.sequences, tokens, view.positions, drafted > 0))
             deepest = int(lengths.max(initial=0))
-            passes = self.draft_passes(deepest)
-            seconds += passes * self.prices.draft(view.sequences, view.positions) if passes else 0.0
+            seconds += drafting_seconds(self.prices, self.draft_passes(deepest), view.sequences, view.positions)
             if tokens / seconds > best:
                 best, chosen = tokens / seconds, lengths
         return chosen
@@ -321,5 +320,4 @@ def step_seconds(
     if not sequences:
         return prices.target(RaggedPass(1, 1, 0))
     seconds = prices.target(RaggedPass(sequences, sequences * (length + 1), positions, length > 0))
-    passes = draft_passes(length)
-    return seconds + passes * prices.draft(sequences, positions) if passes else seconds
+    return seconds + drafting_seconds(prices, draft_passes(length), sequences, positions)

@@ -40,6 +40,8 @@ class StepDrafts(NamedTuple):
     """Share of the target's own layers that each of these passes runs; 0: they are of another model."""
     shares: tuple[LayerShare, ...] = ()
     """Parts of the target's layers that not all sequences run in its pass."""
+    separate: bool = False
+    """True if these passes are on a device of the draft's own."""
 
 
 class Sequences(NamedTuple):
@@ -90,6 +92,10 @@ class StepRecord(NamedTuple):
     prompt_tokens: int
     blocks: int
     """Blocks in use."""
+    target_seconds: float
+    """Seconds in which the target's devices compute."""
+    draft_seconds: float
+    """Seconds in which a device of the draft's own computes; 0 where it has none."""
 
 
 class Server:
@@ -116,6 +122,8 @@ class Server:
         self._drafted: Integers = np.zeros(0, dtype=np.int64)
         self._emitted: Integers = self._drafted
         self._seconds, self._tokens = 0.0, 0
+        self._busy = 0.0, 0.0
+        """Seconds of the target's devices, and of a device of the draft's own, in the step that runs."""
         self.first: list[int] = []
         """Requests whose first token the step that ended has given."""
         self.continued: Integers = self._drafted
@@ -166,7 +174,13 @@ class Server:
         before = sum(each.tokens * each.before for each in prompts) // read if read else 0
         self._tokens, drafted = tokens, tokens > decoding.size
         over = RaggedPass(decoding.size, tokens, total, drafted, len(prompts), read, before, rounds.shares)
-        self._seconds = seconds + self.prices.target(over)
+        verifying = self.prices.target(over)
+        if rounds.separate and rounds.drafts:
+            self._busy = verifying, seconds
+            self._seconds = seconds + 2 * self.prices.link + verifying
+        else:
+            self._seconds = seconds + verifying
+            self._busy = self._seconds, 0.0
         return self._seconds
 
     def _limits(self, decoding: Integers) -> int | Integers:
@@ -208,7 +222,7 @@ class Server:
                 self.continued = np.concatenate([self.continued, read.requests[read.done > 0]])
         record = StepRecord(
             self._seconds, decoding.size, scheduler.running, len(scheduler.waiting), self._tokens - decoding.size,
-            int(emitted.sum()) + len(ended), sum(chunk.tokens for chunk in plan.chunks), scheduler.held,
+            int(emitted.sum()) + len(ended), sum(chunk.tokens for chunk in plan.chunks), scheduler.held, *self._busy,
         )  # fmt: skip
         finished = scheduler.complete(plan, emitted)
         numbers: list[int] = []

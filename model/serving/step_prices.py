@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from model.engines import kernel_times, step_terms
+from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
 from model.engines.step_terms import StepShape
 
@@ -57,6 +58,10 @@ class RaggedPass(NamedTuple):
 class StepPrices(Protocol):
     """Seconds of the passes of an engine's step."""
 
+    @property
+    def link(self) -> float:
+        """Seconds of a transfer between the target's devices and a draft's own; 0 for a draft that is on the target's devices."""
+
     def target(self, over: RaggedPass) -> float:
         """Seconds of a pass of the target with everything else of a step but the draft passes [s]."""
 
@@ -65,6 +70,37 @@ class StepPrices(Protocol):
 
     def own_layers(self, share: float, sequences: int, positions: int) -> float:
         """Seconds of a pass of a share of the target's layers over one token of each sequence, within a step [s]."""
+
+
+def drafting_seconds(prices: StepPrices, passes: int, sequences: int, positions: int) -> float:
+    """Seconds by which draft passes lengthen a step: accepted tokens go to a draft on a device of its own, drafted ones back [s].
+
+    Parameters
+    ----------
+    prices
+        Prices of passes, and of a transfer.
+    passes
+        Draft passes of the step, each for all sequences.
+    sequences, positions
+        Sequences that draft, and their cached positions altogether.
+    """
+    return passes * prices.draft(sequences, positions) + 2 * prices.link if passes else 0.0
+
+
+@dataclass(frozen=True)
+class DraftDevice:
+    """A device that the draft has to itself.
+
+    Parameters
+    ----------
+    link
+        Seconds of a transfer between it and the target's devices, which a step that drafts has two of [s].
+    kernels
+        Kernels of the draft on this device, as those of a model; None: its passes take there what they take on the target's.
+    """
+
+    link: float
+    kernels: KernelSource | None = None
 
 
 @dataclass(eq=False)
@@ -82,6 +118,8 @@ class LawPrices:
         Indices of draws of its coefficients, whose prices `drawn` gives; they are computed together.
     logits
         Share of the logits in what a pass takes without overheads: every pass computes them, also one of few layers.
+    own_device
+        Device that the draft has to itself; None: it is on the target's.
 
     >>> from model.engines import step_law
     >>> law = step_law.load("sglang-qwen3-235b-a22b")
@@ -96,6 +134,7 @@ class LawPrices:
     law: StepLaw
     draws: Sequence[int] = ()
     logits: float = 0.0
+    own_device: DraftDevice | None = None
     _which: int = 0
     """Index of the coefficients that are used: 0 for the point, then those of the draws."""
     _tables: tuple[dict[Any, list[float]], dict[Any, list[float]]] = field(default_factory=lambda: ({}, {}), repr=False)
@@ -112,6 +151,11 @@ class LawPrices:
     def drawn(self, index: int) -> LawPrices:
         """Prices with the coefficients of a draw, an index of `draws`."""
         return replace(self, _which=1 + index)
+
+    @property
+    def link(self) -> float:
+        """See `StepPrices`."""
+        return 0.0 if self.own_device is None else self.own_device.link
 
     def target(self, over: RaggedPass) -> float:
         """See `StepPrices`.
@@ -146,6 +190,9 @@ class LawPrices:
         found = self._tables[1].get(key)
         if found is None:
             shape = kernel_times.step_shape(self.law.kernels, *(np.array([float(each)]) for each in (sequences, 0, 0, key[1])))
+            if self.own_device is not None and self.own_device.kernels is not None:
+                seconds, _ = kernel_times.mixed_seconds(self.own_device.kernels, sequences, 1, key[1])
+                shape = replace(shape, draft_kernels=np.array([seconds]))
             found = self._tables[1][key] = _listed(step_terms.draft_seconds(self._coefficients, shape), 1 + len(self.draws))
         return found[self._which]
 

@@ -26,6 +26,15 @@ def serve(
     draft: Annotated[
         str | None, typer.Option(help="Draft: eagle3, eagle, mtp, medusa, p-eagle, or a model of `sim ls shapes`.")
     ] = None,
+    placement: Annotated[
+        str, typer.Option(help="Where the draft runs: colocated, on the target's devices, or separate, on one of its own.")
+    ] = "colocated",
+    link: Annotated[
+        str | None, typer.Option(help="Time of a transfer between target and separate draft, such as 20us. Never free by default.")
+    ] = None,
+    draft_gpu: Annotated[
+        str | None, typer.Option("--draft-gpu", help="Device of a separate draft. Default: that of the model.")
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="Engine whose priors hold without a law or log: vllm, sglang, tensorrt-llm, llama.cpp, any, none.")
     ] = "any",
@@ -110,6 +119,9 @@ def serve(
 
     sim serve --engine-law sglang-qwen3-235b-a22b --rate 2,4,8,12 --policy off --policy static:3 --policy schedule -o load
 
+    sim serve --model llama-3.1-70b --gpu h100 --tensor-parallel 4 --draft llama-3.2-1b --placement separate --link 20us
+    --acceptance 0.7 --concurrency 8,64 --policy off --policy static:4
+
     sim serve --engine-law vllm-llama-3.1-8b-eagle3-h100 --trace AzureLLMInferenceTrace_conv.csv --policy off --policy sglang
     """
     from model.base import checks
@@ -121,6 +133,7 @@ def serve(
     from sim.runs import trace as trace_files
     from sim.runs.environment import versions
     from sim.serving import policies, study, study_text
+    from sim.serving.draft_placement import DraftPlacement
 
     if settings is not None:
         checks.one_of("settings", settings, engine_settings.NAMES)
@@ -143,7 +156,7 @@ def serve(
         said, tuple(policy or study.POLICIES), numbers("rate", rate, float) or (), numbers("concurrency", concurrency, int) or (),
         trace, lengths if given else None, burstiness, requests, replications, seed, replicas, router, max_num_seqs,
         max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len, milliseconds("slo_ttft", slo_ttft),
-        milliseconds("slo_tpot", slo_tpot),
+        milliseconds("slo_tpot", slo_tpot), DraftPlacement(placement, link, draft_gpu),
     )  # fmt: skip
     if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_draft, inputs.policies)):
         inputs = replace(inputs, policies=(*inputs.policies, policies.OWN))  # what it gains is printed with it

@@ -145,7 +145,7 @@ class Schedules:
             return NOWHERE
         lengths = [*range(self.longest + 1)]
         point, drawn = self.acceptance.lengths(lengths)
-        prices = LawPrices(self.law, range(DRAWS))
+        prices = LawPrices(self.law, range(DRAWS), own_device=self.prices.own_device)
         own, rate = self._off_from(workload, prices, point)
         others = [self._off_from(workload, prices.drawn(index), drawn[index % len(drawn)]) for index in range(DRAWS)]
         ends = [(1 - SHARE) / 2, (1 + SHARE) / 2]

@@ -28,9 +28,10 @@ from sim.advice.option_values import milliseconds, single
 from sim.advice.situation import Inputs
 from sim.scenarios.grid import axis_values, parse_axis
 from sim.serving import study
+from sim.serving.draft_placement import DraftPlacement
 from sim.serving.study import ServingInputs
 
-RESULTS_VERSION = 2
+RESULTS_VERSION = 3
 """Increased when the same scenario would give other numbers or columns: kept runs of another version are not resumed."""
 MOST_POINTS = 1000
 """Most combinations of the axes."""
@@ -92,6 +93,12 @@ class ServedSystem:
         Acceptance rate ("0.6..0.8" is uncertain), or conditional rates by draft position.
     dtype, weights, kernels
         Type of the weights, format of quantised weights, and times of kernels.
+    placement
+        `colocated`: the draft is on the target's devices. `separate`: it has a device of its own, for each replica.
+    link
+        Time of a transfer between both with its unit, such as "20us"; required with `separate`.
+    draft_gpu
+        Device of a separate draft. Default: `gpu`.
     """
 
     model: str | None = None
@@ -107,6 +114,9 @@ class ServedSystem:
     dtype: str | None = None
     weights: str | None = None
     kernels: str | None = None
+    placement: str = "colocated"
+    link: str | None = None
+    draft_gpu: str | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +254,10 @@ class FileName:
         self.table[self.key] = name
 
 
-_ENDINGS = {"system.engine_law": ".json", "system.model": ".json", "system.gpu": ".toml", "load.trace": "", "system.log": ""}
+_ENDINGS = {
+    "system.engine_law": ".json", "system.model": ".json", "system.gpu": ".toml", "system.draft_gpu": ".toml", "load.trace": "",
+    "system.log": "",
+}  # fmt: skip
 """Keys whose values may name files, and the endings of those."""
 
 
@@ -382,6 +395,7 @@ def inputs_of(tables: Tables) -> ServingInputs:
         of_load.burstiness, of_load.requests, own.replications, own.seed, server.replicas, server.router, server.max_num_seqs,
         server.max_num_batched_tokens, server.block_size, server.num_blocks, server.chunked_prefill, server.max_model_len,
         milliseconds("slo_ttft", server.slo_ttft), milliseconds("slo_tpot", server.slo_tpot),
+        DraftPlacement(system.placement, system.link, system.draft_gpu),
     )  # fmt: skip
 
 

@@ -37,7 +37,8 @@ def of_output() -> dict[str, Any]:
     spread = {f"{name}{end}": _OR_NULL["number"] for name in study.SPREAD for end in ("", "_low", "_high")}
     rows = {
         "rate": _OR_NULL["number"], "concurrency": _OR_NULL["integer"], "policy": _TEXT, **spread, "mean_running": _NUMBER,
-        "utilization": _NUMBER, "kv_utilization": _OR_NULL["number"], "preemptions": _WHOLE, "mean_draft_length": _NUMBER,
+        "utilization": _NUMBER, "draft_utilization": _OR_NULL["number"], "gpus": _WHOLE, "output_tokens_per_s_per_gpu": _NUMBER,
+        "kv_utilization": _OR_NULL["number"], "preemptions": _WHOLE, "mean_draft_length": _NUMBER,
         "tokens_per_step": _NUMBER,
         "bound_tokens_per_s": _OR_NULL["number"], "stable": _FLAG, "exact": _FLAG, "requests_per_s_within_slo": _OR_NULL["number"],
         **{f"{name}{end}": _OR_NULL["number"] for name in ("gain_over_off", "regret") for end in ("", "_low", "_high")},

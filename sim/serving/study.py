@@ -39,6 +39,7 @@ from sim.advice import engine_settings
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
 from sim.serving import policies, served_methods, server_trace, study_text, traces
+from sim.serving.draft_placement import ON_THE_TARGET, DraftPlacement
 from sim.serving.draft_schedules import NOWHERE, SHARE, ContextRow, ScheduleRow, Schedules, SwitchOffLoad, as_ranges
 from sim.serving.policies import PolicyName
 
@@ -93,6 +94,8 @@ class ServingInputs:
         None: the context that the model was trained for, where it is known.
     slo_ttft_ms, slo_tpot_ms
         Objectives of a request; None: any.
+    placement
+        Where the draft runs.
     """
 
     said: Inputs
@@ -115,6 +118,7 @@ class ServingInputs:
     max_model_len: int | None = None
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
+    placement: DraftPlacement = ON_THE_TARGET
 
     def __post_init__(self) -> None:
         if self.rates and self.concurrencies:
@@ -179,8 +183,8 @@ class ServedPoint:
             **self.series.thinned(SLICES).table(),
         }  # fmt: skip
 
-    def row(self, num_blocks: int | None) -> dict[str, Any]:
-        """Row of `--json`; `num_blocks` are those of all replicas."""
+    def row(self, num_blocks: int | None, gpus: int, *, separate: bool = False) -> dict[str, Any]:
+        """Row of `--json`; `num_blocks` and `gpus` are those of all replicas, `separate` tells of a draft's own devices."""
         row: dict[str, Any] = {"rate": self.load.rate, "concurrency": self.load.concurrency, "policy": self.policy}
         for name in SPREAD:
             low, high = self.spread.get(name, (math.nan, math.nan))
@@ -188,6 +192,8 @@ class ServedPoint:
         blocks = self.figures["mean_blocks"]
         return row | {
             "mean_running": self.figures["mean_running"], "utilization": self.figures["utilization"],
+            "draft_utilization": self.figures["draft_utilization"] if separate else None,
+            "gpus": gpus, "output_tokens_per_s_per_gpu": self.figures["output_tokens_per_s"] / gpus,
             "kv_utilization": None if num_blocks is None else blocks / num_blocks, "preemptions": int(self.figures["preemptions"]),
             "mean_draft_length": self.figures["mean_draft_length"], "tokens_per_step": self.figures["tokens_per_step"],
             "stable": self.stable, "exact": not self.policy.startswith(served_methods.LOSSY),
@@ -246,8 +252,17 @@ class Study:
             compared = [(f"gain_over_off{end}", value) for end, value in zip(_ENDS, gain, strict=True)]
             compared += [(f"regret{end}", value - 1) for end, value in zip(_ENDS, best, strict=True)]
             bound = {"bound_tokens_per_s": self.bounds.get(each.load)}
-            rows.append(each.row(self.num_blocks) | dict(compared) | bound)
+            own = each.row(self.num_blocks, self.gpus(each.policy), separate=self.separate(each.policy))
+            rows.append(own | dict(compared) | bound)
         return rows
+
+    def separate(self, policy: str) -> bool:
+        """True if this policy drafts on a device of its own."""
+        return self.inputs.placement.separate and policies.uses_draft(policy)
+
+    def gpus(self, policy: str) -> int:
+        """Devices of all replicas with this policy, those of the draft's own included."""
+        return self.inputs.replicas * (self.situation.tensor_parallel + self.separate(policy))
 
     @property
     def num_blocks(self) -> int | None:
@@ -522,9 +537,12 @@ class StudyPlan:
             ))  # fmt: skip
         unused = "context" if self.schedules.longest else ("context", "acceptance")
         rests = [each for each in self.situation.rests_on if not each.input.startswith(unused)]
+        if self.inputs.placement.separate:
+            rests = [each for each in rests if each.input != "memory"]  # which has the draft besides the model
+            rests += self.inputs.placement.evidence(self.situation)
         rests += _evidence(self.inputs, self.settings, self.workload, self.trace)
         notes = [*self.notes, *_remarks(self.situation, points, self.inputs.replicas)]
-        notes += [*self._short_runs(), *self._unlike_the_closed_form(points)]
+        notes += [*self._per_device(points), *self._short_runs(), *self._unlike_the_closed_form(points)]
         return Study(
             self.inputs, self.situation, self.settings, tuple(points), self.rows, self.workload,
             tuple(rests), tuple(notes), self.schedules.switch_off(self.workload), by_context, self._bounds(),
@@ -539,6 +557,18 @@ class StudyPlan:
                 running = min(-(-load.concurrency // servers), self.settings.max_num_seqs)
                 found[load] = servers * self.schedules.bound(self.workload, running)
         return found
+
+    def _per_device(self, points: Sequence[ServedPoint]) -> Iterator[str]:
+        """Tokens per second of each device, where policies take different numbers of them."""
+        of, replicas = self.situation, self.inputs.replicas
+        for load, group in itertools.groupby(points, key=lambda each: each.load) if self.inputs.placement.separate else ():
+            parts = []
+            for each in group:
+                own = policies.uses_draft(each.policy)
+                count = replicas * (of.tensor_parallel + own)
+                busy = f", the draft's {each.figures['draft_utilization']:.0%} busy" if own else ""
+                parts.append(f"{each.policy} {each.figures['output_tokens_per_s'] / count:,.4g} ({count} GPUs{busy})")
+            yield f"tokens/s per GPU at {load.text}: {'; '.join(parts)}"
 
     def _short_runs(self) -> Iterator[str]:
         """Loads whose requests are too few for a steady state."""
@@ -593,17 +623,19 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
                 f"max_num_batched_tokens must be at least {each.longest + 1}, one verification of policy {each.text}, got"
                 f" {inputs.max_num_batched_tokens}; raise it, or draft fewer tokens"
             )
-    passes = drafter_of(of.draft)
+    own_device = inputs.placement.device(of)
+    passes = decodings.SEPARATE_MODEL if inputs.placement.separate else drafter_of(of.draft)
     settings, loads = _settings(inputs, of, notes), _loads(inputs, trace)
     for each in chosen:
         if each.method is not None:  # refused before anything runs
             served_methods.served(each.kind, each.method, None if of.shape is None else of.shape.layers, 1, inputs.seed)
+    prices = LawPrices(of.law, range(inputs.replications), _logits(of.shape), own_device)
     lossy = [each.text for each in chosen if each.kind in served_methods.LOSSY]
     if lossy:
         notes.append(f"lossy: the output of {', '.join(lossy)} differs from the model's; the best policy is one of the others")
     notes += [*of.notes, *(trace.notes if trace is not None else ())]
     made = StudyPlan(
-        inputs, of, acceptance, LawPrices(of.law, range(inputs.replications), _logits(of.shape)), settings, tuple(loads),
+        inputs, of, acceptance, prices, settings, tuple(loads),
         tuple(chosen), lengths, workload, trace, passes if drafting else decodings.NONE, tuple(notes),
     )  # fmt: skip
     made.check_requests()
@@ -680,7 +712,7 @@ def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerS
         device = devices.device(of.gpu)
         room = memory_limit.memory_of(
             of.shape, device, context=LONG, sequences=1, tensor_parallel=of.tensor_parallel,
-            draft=memory_limit.draft_shape(of.draft, of.said.dtype),
+            draft=None if inputs.placement.separate else memory_limit.draft_shape(of.draft, of.said.dtype),
         )  # fmt: skip
         free = MEMORY_SHARE * room.available - room.weights
         blocks = int(free / (room.cache / LONG * inputs.block_size))
@@ -691,8 +723,13 @@ def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerS
             )
     elif blocks is None:
         notes.append("the size of the cache is not known (no --model, or no --gpu): it is taken as large enough; see --num-blocks")
+    own = inputs.placement.blocks(of, MEMORY_SHARE, LONG, inputs.block_size) if inputs.placement.separate else None
+    if own is not None and blocks is not None and own < blocks:
+        notes.append(f"the draft's device holds {own:,} blocks of its cache, and the target's {blocks:,}: the fewer limit both")
+        blocks = own
     return ServerSettings(
-        inputs.max_num_seqs, inputs.max_num_batched_tokens, inputs.block_size, blocks, inputs.enable_chunked_prefill, lookahead=1,
+        inputs.max_num_seqs, inputs.max_num_batched_tokens, inputs.block_size, blocks, inputs.enable_chunked_prefill,
+        lookahead=0 if inputs.placement.separate else 1,  # a draft's own rows are on its own device
         max_model_len=longest_context(of.name) if inputs.max_model_len is None and of.name else inputs.max_model_len,
     )
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from model.interpret.simulated_answers import EARLY_LAYERS, DraftOutcomes, World
 from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.draft_model import COLOCATED, SEPARATE
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.ngram import algorithm as ngram
 from model.methods.self_speculative import algorithm as self_speculative
@@ -47,6 +48,7 @@ EXIT, SHORTEST, LONGEST_OUTPUT = 1, 2, 12
 
 METHODS: dict[str, tuple[str, Drafter]] = {
     "autoregressive": ("accept", decodings.NONE), "model": ("accept", decodings.MODEL),
+    "separate": ("accept", decodings.SEPARATE_MODEL),
     "heads": ("accept", decodings.HEADS), "parallel": ("accept", decodings.PARALLEL),
     "ngram": ("lookup", decodings.NONE),
     "self-speculative": ("accept", decodings.own_layers(EXIT, LAYERS, continues=True)),
@@ -63,7 +65,7 @@ BUDGETS: dict[str, tuple[Integers, int]] = {
 """Layers of the token after each number of generated ones, and all layers."""
 UNDRAFTED = ("autoregressive", *BUDGETS)
 """Methods that draft nothing."""
-DRAFTED_BY_A_MODEL = ("model", "heads", "parallel")
+DRAFTED_BY_A_MODEL = ("model", "separate", "heads", "parallel")
 
 
 # --- Prices ---
@@ -82,6 +84,8 @@ class LinearPrices:
     drafting_each: float = 0.0
     rounds: float = 0.0
     """What a pass over drafted tokens takes more."""
+    link: float = 0.0
+    """A transfer to a draft on a device of its own, and back."""
 
     def target(self, over: RaggedPass) -> float:
         """Seconds of a pass of the target [s]."""
@@ -105,11 +109,20 @@ class ObservedPrices:
     prices: LinearPrices
     passes: list[RaggedPass] = field(default_factory=list)
     seconds: float = 0.0
+    verifying: float = 0.0
+    """Seconds of the target's passes."""
+
+    @property
+    def link(self) -> float:
+        """Seconds of a transfer [s]."""
+        return self.prices.link
 
     def target(self, over: RaggedPass) -> float:
         """Seconds of a pass of the target [s]."""
         self.passes.append(over)
-        return self._noted(self.prices.target(over))
+        found = self.prices.target(over)
+        self.verifying += found
+        return self._noted(found)
 
     def draft(self, sequences: int, positions: int) -> float:
         """Seconds of a pass of the draft [s]."""
@@ -273,7 +286,8 @@ def starter(method: str, longest: int, *, cut: bool = False) -> Callable[[Server
         if method == "ngram":
             looks_up = ngram.Parameters(LAYERS, max(longest, 1), sequences=sequences)
             return ngram.decode(looks_up, prompt, request.output), World(request.prompt, LAYERS, lookups=outcomes)
-        drafts = speculative.Parameters(LAYERS, longest, drafter=method, sequences=sequences)
+        placement, drafter = (SEPARATE, speculative.MODEL) if method == "separate" else (COLOCATED, method)
+        drafts = speculative.Parameters(LAYERS, longest, drafter=drafter, placement=placement, sequences=sequences)
         world = World(request.prompt, LAYERS, drafts={"draft": DraftOutcomes("target", outcomes)})
         return speculative.decode(drafts, prompt, request.output), world
 

@@ -80,11 +80,13 @@ def blocks_are_those_of_positions(x: Example) -> None:
             at_most("blocks in use", sum(held.values()), settings.num_blocks)
 
 
-@theorem("50c", "A server is busy for the sum of its steps, each the sum of its passes, and exactly while a request is in it.",
+@theorem("50c", "A server is busy for the sum of its steps, each the sum of its passes and transfers, and exactly while a request"
+         " is in it.",
          source="work conservation", given=loads)
 def busy_while_requests_are_there(x: Example) -> None:
     run = play(x)
-    equal("busy time, against the passes", run.totals.busy, sum(each.seconds for each in run.prices))
+    spent = sum(each.seconds for each in run.prices) + _transfers(x, run)
+    equal("busy time, against passes and transfers", run.totals.busy, spent)
     inside, covered, since = 0, 0.0, 0.0
     for time, change in sorted([(time, 1) for time in run.arrival.tolist()] + [(time, -1) for time in run.end.tolist()]):
         covered += (time - since) * (inside > 0)
@@ -117,6 +119,17 @@ def tokens_of_passes(x: Example) -> None:
     outputs = sum(output for *_, output in x["requests"])
     tokens = sum(each.tokens + each.prompt_tokens for each in run.passes)
     equal("tokens of passes and ends of prompts", tokens + ends, outputs + lost + prompts + again)
+
+
+@theorem("50e", "The target's devices compute for all passes that are theirs, a device of the draft's own for the draft's, never"
+         " both at once; in the rest of the steps, accepted tokens go to the draft and drafted ones come back.",
+         source="conservation", given=lambda: loads(DRAFTED_BY_A_MODEL, replicas=st.integers(1, 3)))
+def each_device_computes_its_passes(x: Example) -> None:
+    run, separate = play(x, replicas=x["replicas"]), x["method"] == "separate"
+    passes, verifying = sum(each.seconds for each in run.prices), sum(each.verifying for each in run.prices)
+    equal("seconds of the target's devices", run.totals.on_target, verifying if separate else passes)
+    equal("seconds of the draft's own devices", run.totals.on_draft, passes - verifying if separate else 0.0)
+    equal("steps, against both and the transfers", run.totals.busy, run.totals.on_target + run.totals.on_draft + _transfers(x, run))
 
 
 # --- 51: Little's law, first come first served ---
@@ -236,18 +249,19 @@ def rounds_are_those_alone(x: Example) -> None:
          source="the server adds nothing",
          given=lambda: loads(
              DRAFTED_BY_A_MODEL, most_requests=1, most_seqs=1, most_prompt=1, most_output=8, clients=False, tight=False,
-             batched=st.just(16), verify=st.integers(0, 2),
+             batched=st.just(16), verify=st.integers(0, 2), link=st.integers(0, 2),
          ))  # fmt: skip
 def alone_as_on_a_cluster(x: Example) -> None:
     verify, length = x["verify"] / 4, x["draft_length"]
     # In layer-times, of which a plain pass takes `LAYERS`.
-    given = {"step": LAYERS * (1 - verify), "token": LAYERS * verify, "drafting": LAYERS * 0.25}
+    given = {"step": LAYERS * (1 - verify), "token": LAYERS * verify, "drafting": LAYERS * 0.25, "link": x["link"] / 4}
     run = play({**x, "requests": [[0, *x["requests"][0][1:]]], "prices": {name: 4 * each for name, each in given.items()}},
                events=True, generators=True)  # fmt: skip
     load = requests_of(x)
     steps, world = starter(x["method"], length)(load.request(0), GivenOutcomes(x).of(0))
     curve = tuple((width, 1 - verify + verify * width) for width in range(1, length + 2))
-    alone = simulate(steps, load.request(0).output, Cluster(1), UnitCost(LAYERS, cost_ratio=0.25, verify_cost=curve), world)
+    cost = UnitCost(LAYERS, cost_ratio=0.25, verify_cost=curve, link=x["link"] / 4)
+    alone = simulate(steps, load.request(0).output, Cluster(2), cost, world)
     equal("end of the request", float(run.end[0]), alone.latency)
     equal("steps", run.totals.steps, len(alone.commits))
 
@@ -282,6 +296,11 @@ def _steps(run: ObservedRun) -> list[tuple[ObservedPlan, dict[int, int]]]:
     """The plan of each step, with the tokens of the requests that decoded; plans that only admit are not steps."""
     acting = [planned for planned in run.scheduler.plans if planned.plan.decoding.size or planned.plan.chunks]
     return [*zip(acting, run.scheduler.emitted, strict=True)]
+
+
+def _transfers(x: Example, run: ObservedRun) -> float:
+    """Seconds of transfers: two in each step that drafts on a device of its own [s]."""
+    return 2 * prices_of(x).link * sum(step.drafted > 0 for step in run.steps) if x["method"] == "separate" else 0.0
 
 
 def _alone(x: Example, number: int) -> tuple[list[int], list[int]]:

@@ -874,6 +874,8 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_advise.py::test_files_are_written_and_hold_the_same": "--out --json",
     },
     "sim serve": {
+        "test_separate_drafts_under_load.py::test_placement_link_and_device_change_the_times_of_drafts": "--placement --link"
+        " --draft-gpu",
         "test_serve_command.py::test_every_input_changes_the_answer": "--model --gpu --tensor-parallel --draft --engine"
         " --acceptance --dtype --weights --kernels --prompt --output --prompt-cv --output-cv --concurrency",
         "test_serve_command.py::test_acceptance_of_a_log_and_by_position": "--engine-law --log --log-draft-length"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
-from model.methods import concurrent_drafts
 from model.methods.amusd import algorithm, draft_clock, paths
 from model.methods.amusd import theory as amusd
+from model.methods.concurrent import concurrent_drafts
 from model.steps import Read
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
@@ -141,11 +141,11 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("22h", "slow passes", with_fault(plus_one, UnitCost, "forward")),
     ("28a", "one unit", on_the_target_s_unit),
     ("28b", "drafted twice", with_fault(drafted_twice, algorithm, "_drafting")),
-    ("28d", "no link", with_fault(not_sent, draft_clock.PassPrices, "sent")),
+    ("28d", "no link", with_fault(not_sent, draft_clock.ConcurrentTimes, "sent")),
     ("28d", "one more token", with_fault(all_arrived, CLOCK, "next_round")),
     ("28d", "rejected tokens forgotten", with_fault(undelayed, CLOCK, "after")),
     ("28d", "stops exchanged", with_fault(stops_as_passes_end, algorithm, "_roll_back")),
-    ("28e", "no link", with_fault(not_sent, draft_clock.PassPrices, "sent")),
+    ("28e", "no link", with_fault(not_sent, draft_clock.ConcurrentTimes, "sent")),
     ("28h", "all kept", with_fault(all_kept, *VERIFY)),
     ("28i", "stops exchanged", with_fault(stops_as_passes_end, algorithm, "_roll_back")),
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
-from model.methods import concurrent_drafts, transfers
+from model.methods.concurrent import concurrent_drafts, unit_transfers
 from model.methods.dsi import algorithm, finite_dsi, paths
 from model.methods.dsi import theory as dsi
 from model.steps import Fork, Join, Stop
@@ -125,7 +125,7 @@ def waiting_if_accepted(right: Any, speculation: Any, sequence: Any, stop: Any) 
 
 def without_link(right: Any, unit: int) -> Generator[Any, Any, Any]:
     """Return a result on the unit of its replica."""
-    tasks = yield Fork((transfers.no_steps(),), (1,))
+    tasks = yield Fork((unit_transfers.no_steps(),), (1,))
     yield Join(tuple(tasks))
     return tasks[0]
 

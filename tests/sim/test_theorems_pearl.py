@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
-from model.methods import concurrent_drafts
+from model.methods.concurrent import concurrent_drafts
 from model.methods.pearl import algorithm, paths
 from model.methods.pearl import theory as pearl
 from model.methods.pearl.finite_pearl import KEPT

@@ -157,8 +157,8 @@ def one_more_sequence(right: Any, own: Scheduler, budget: int, chunks: Any) -> A
 
 
 def a_token_left(right: Any, own: Scheduler, budget: int, chunks: Any) -> Any:
-    """Admit only where two tokens of the pass are left."""
-    return right(own, budget if budget > 1 else 0, chunks)
+    """Admit only where two tokens of the pass are left, or nothing runs: a server that never admits would never end."""
+    return right(own, budget if budget > 1 or not own.running else 0, chunks)
 
 
 def begun_again(right: Any, own: decodings.Generators, request: Any, row: int) -> None:
@@ -218,6 +218,26 @@ def two_are_none(right: Any, own: Any, each: Any, drafted: Any) -> Any:
     return np.where(found == 3, 1, found)
 
 
+def one_transfer(right: Any, own: Server) -> Any:
+    """Send drafted tokens back in no time."""
+    seconds = right(own)
+    if seconds is not None and own._busy[1]:
+        own._seconds = seconds = seconds - own.prices.link
+    return seconds
+
+
+def draft_on_the_target(right: Any, own: Server) -> Any:
+    """Count the passes of a draft on a device of its own as the target's."""
+    seconds = right(own)
+    own._busy = sum(own._busy), 0.0
+    return seconds
+
+
+def on_one_unit(patch: pytest.MonkeyPatch) -> None:
+    """Take the passes of all units as the target's."""
+    patch.setattr(decodings._RunningDecoding, "apart", property(lambda own: False))
+
+
 STEP_LATE = with_fault(later_end, Server, "begin")
 LAST_COME = with_fault(last_come_first, Scheduler, "enqueue")
 FAULTS: list[tuple[str, str, Fault]] = [
@@ -228,6 +248,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("50c", "steps end late", STEP_LATE),
     ("50d", "last token not read again", with_fault(own_tokens_kept, Scheduler, "_preempt")),
     ("50d", "one kept", with_fault(one_kept, decodings.Arrays, "verify")),
+    ("50c", "one transfer", with_fault(one_transfer, Server, "begin")),
+    ("50e", "one transfer", with_fault(one_transfer, Server, "begin")),
+    ("50e", "draft on the target", with_fault(draft_on_the_target, Server, "begin")),
     ("51a", "queue not counted", without_waiting),
     ("51a", "arrival at admission", with_fault(arrives_when_admitted, recorder.Recorder, "began")),
     ("51b", "decoding only", with_fault(decoding_only, recorder.Recorder, "step")),
@@ -243,6 +266,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("53a", "begun again", with_fault(begun_again, decodings.Generators, "start")),
     ("53b", "a token less is drafted", with_fault(one_drafted_less, decodings.Generators, "draft")),
     ("53c", "steps end late", STEP_LATE),
+    ("53c", "one transfer", with_fault(one_transfer, Server, "begin")),
+    ("53c", "on one unit", on_one_unit),
+    ("54b", "on one unit", on_one_unit),
     ("54a", "arrivals in turn", with_fault(in_turn, serving._Service, "_soon")),
     ("54a", "wakes late", with_fault(wakes_late, serving._Service, "wake")),
     ("54b", "one kept", with_fault(one_kept, decodings.Arrays, "verify")),

@@ -40,13 +40,13 @@ from typing import Any
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.methods.claim_bounds import ClaimRule
-from model.methods.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, verify
+from model.methods.concurrent.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, verify
+from model.methods.concurrent.unit_transfers import no_steps, returned_to
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
-from model.methods.transfers import no_steps, returned_to
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 PASS, REJECTION = DRAFT_STOPS = ("pass", "rejection")

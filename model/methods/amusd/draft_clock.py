@@ -25,7 +25,7 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class PassPrices:
+class ConcurrentTimes:
     """Times of the passes of one decoding.
 
     Parameters
@@ -43,7 +43,7 @@ class PassPrices:
     link: float
 
     @classmethod
-    def of(cls, parameters: Parameters, tokens: int, cost: StepCosts) -> PassPrices:
+    def of(cls, parameters: Parameters, tokens: int, cost: StepCosts) -> ConcurrentTimes:
         """Prices at these costs; a draft pass reads one token, the one before the position."""
         draft = np.asarray(np.broadcast_to(cost.draft_times(np.arange(tokens)), tokens), dtype=np.float64)
         return cls(verify_times(cost, parameters.draft_length, tokens), draft, cost.link)
@@ -79,7 +79,7 @@ class DraftClock:
         Generated tokens of each decoding at time 0, where its first draft begins; shape (decodings,).
     """
 
-    def __init__(self, parameters: Parameters, prices: PassPrices, start: Counts) -> None:
+    def __init__(self, parameters: Parameters, prices: ConcurrentTimes, start: Counts) -> None:
         self.parameters, self.prices, self.tokens = parameters, prices, len(prices.draft)
         count = len(start)
         self.start, self.goes_on = start.copy(), np.zeros(count, dtype=np.bool_)

@@ -18,7 +18,7 @@ import numpy as np
 
 from model.costs.step_costs import StepCosts
 from model.methods.amusd.algorithm import Parameters
-from model.methods.amusd.draft_clock import DraftClock, PassPrices
+from model.methods.amusd.draft_clock import ConcurrentTimes, DraftClock
 from model.methods.rounds import Moments
 from model.outcomes.outcome_laws import Chain, Floats
 
@@ -51,7 +51,7 @@ def draft_tables(parameters: Parameters, tokens: int, cost: StepCosts, starts: S
     >>> tables.time[0].tolist()  # two tokens arrive after 1 + 4 + 1; the pass that reads them decides on the third too
     [16.0, 16.0, 16.0, 26.0, 26.0]
     """
-    prices, start = PassPrices.of(parameters, tokens, cost), np.array(starts)
+    prices, start = ConcurrentTimes.of(parameters, tokens, cost), np.array(starts)
     clock = DraftClock(parameters, prices, start)
     time, stale, passes, rounds, drafted, verifying, shift = np.zeros((7, len(start), tokens))
     sums = np.zeros((3, len(start)))  # rounds, waiting tokens and time of the target's passes so far

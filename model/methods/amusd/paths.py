@@ -8,7 +8,7 @@ import numpy as np
 
 from model.costs.step_costs import StepCosts
 from model.methods.amusd.algorithm import Parameters
-from model.methods.amusd.draft_clock import DraftClock, PassPrices
+from model.methods.amusd.draft_clock import ConcurrentTimes, DraftClock
 from model.methods.rounds import Tally
 from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
@@ -20,7 +20,7 @@ LAST_MATTERS = False
 def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes]) -> Tally:
     """Return the tally of a block of replications, from the outcomes of the first `tokens` - 1 positions."""
     start = np.zeros(BLOCK, dtype=np.int64)
-    prices = PassPrices.of(parameters, tokens, cost)
+    prices = ConcurrentTimes.of(parameters, tokens, cost)
     clock, ahead = DraftClock(parameters, prices, start), _accepted_ahead(tokens, outcomes)
     rounds, offered, verifying = np.zeros((3, BLOCK))
     counts = np.zeros(parameters.draft_length, dtype=np.int64)

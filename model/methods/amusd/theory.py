@@ -29,11 +29,11 @@ from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.methods.amusd.algorithm import PASS, REJECTION, WAITING, Parameters
-from model.methods.amusd.draft_clock import PassPrices
+from model.methods.amusd.draft_clock import ConcurrentTimes
 from model.methods.amusd.finite_amusd import draft_tables, has_closed_form, moments_of_chains
 from model.methods.claim_bounds import ClaimTerms, Limit
-from model.methods.concurrent_claims import claim_bound
-from model.methods.concurrent_laws import chains_of
+from model.methods.concurrent.concurrent_claims import claim_bound
+from model.methods.concurrent.concurrent_laws import chains_of
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments, mixed
@@ -93,7 +93,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
     Within a round trip and `draft_length` + 1 draft passes after any message the tokens that it allows have arrived.
     """
-    prices = PassPrices.of(parameters, tokens, cost)
+    prices = ConcurrentTimes.of(parameters, tokens, cost)
     wait = 2 * prices.link + (parameters.draft_length + 1) * float(prices.draft.max())
     round_ = float(prices.verify.max()) + 2 * wait
     return tokens * round_, tokens * round_ * (1 + cost.draft_devices)

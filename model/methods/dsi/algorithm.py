@@ -35,13 +35,13 @@ from typing import Any
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.concurrent_drafts import check_separate, verify
+from model.methods.concurrent.concurrent_drafts import check_separate, verify
+from model.methods.concurrent.unit_transfers import returned_to, stop_order
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft
-from model.methods.transfers import returned_to, stop_order
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 DRAFT_UNIT = 0

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
+from model.methods.concurrent.concurrent_laws import chains_of
 from model.methods.rounds import Moments, draft_times, mixed
-from model.outcomes.outcome_laws import ByPosition, Chain, Floats, RecordedProbabilities, Replay
+from model.outcomes.outcome_laws import Chain, Floats
 from model.steps import LayerSpan
 
 INSIDE, AFTER = range(2)
@@ -155,22 +155,8 @@ def moments(lookahead: int, verifiers: int, tokens: int, law: Any, cost: StepCos
     A law of records gives the mixture of its records.
     """
     tables = speculation_tables(lookahead, verifiers, tokens, cost)
-    parts = [_moments_of_chain(tables, chain) for chain in _chains(law)]
+    parts = [_moments_of_chain(tables, chain) for chain in chains_of(law, "DSI")]
     return parts[0] if len(parts) == 1 else mixed(parts)
-
-
-def _chains(law: Any) -> list[Chain]:
-    """Return the chains whose mixture is the law; a record is a chain with probabilities 0 and 1."""
-    if isinstance(law, Replay):
-        return [ByPosition(record) for record in law.records.astype(np.float64)]
-    if isinstance(law, RecordedProbabilities):
-        return list(law.chains)
-    if isinstance(law, Chain):
-        return [law]
-    raise checks.ParameterError(
-        "this law of acceptances has no closed form for DSI, whose drafts continue after unverified tokens; choose one by"
-        " output position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
-    )
 
 
 def _moments_of_chain(tables: SpeculationTables, law: Chain) -> Moments:

@@ -40,14 +40,14 @@ from typing import Any
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.methods.claim_bounds import ClaimRule
-from model.methods.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, verify
+from model.methods.concurrent.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, verify
+from model.methods.concurrent.unit_transfers import returned_to
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
-from model.methods.transfers import returned_to
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 ROUND, REJECTION = DRAFT_STOPS = ("round", "rejection")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.costs.step_costs import StepCosts
-from model.methods.concurrent_laws import chains_of
+from model.methods.concurrent.concurrent_laws import chains_of
 from model.methods.rounds import Moments, draft_times, mixed, verify_times
 from model.outcomes.outcome_laws import Chain, Floats
 

@@ -23,7 +23,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit
-from model.methods.concurrent_claims import claim_bound
+from model.methods.concurrent.concurrent_claims import claim_bound
 from model.methods.pearl.algorithm import DRAFT_STOPS, ROUND, Parameters
 from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_starts, round_tables
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints

@@ -102,7 +102,7 @@ def measured(recorder: Recorder, replicas: int = 1) -> dict[str, float]:
         "output_tokens_per_s": tokens_per_s, "requests_per_s": tokens_per_s / output,
         "mean_running": sums.running / span,
         "mean_blocks": sums.blocks / span,
-        "utilization": sums.busy / span / replicas,
+        "utilization": sums.on_target / span / replicas, "draft_utilization": sums.on_draft / span / replicas,
         "mean_draft_length": sums.drafted / sums.sequences if sums.sequences else 0.0,
         "tokens_per_step": totals.emitted / totals.steps if totals.steps else 0.0,
         "preemptions": float(totals.preemptions), "simulated_s": recorder.now,

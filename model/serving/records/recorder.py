@@ -29,6 +29,10 @@ class StepTotals:
     steps: int = 0
     busy: float = 0.0
     """Seconds of steps."""
+    on_target: float = 0.0
+    """Seconds of the target's devices."""
+    on_draft: float = 0.0
+    """Seconds of the draft's own devices."""
     emitted: int = 0
     drafted: int = 0
     sequences: int = 0
@@ -89,6 +93,8 @@ class Recorder:
         totals, seconds = self.totals, record.seconds
         totals.steps += 1
         totals.busy += seconds
+        totals.on_target += record.target_seconds
+        totals.on_draft += record.draft_seconds
         totals.emitted += record.emitted
         totals.drafted += record.drafted
         totals.sequences += record.sequences
@@ -103,7 +109,8 @@ class Recorder:
 
 
 class SeriesSums(NamedTuple):
-    """Sums over the steps of a time: their seconds, requests and blocks times seconds, drafted tokens, sequences, and tokens."""
+    """Sums over the steps of a time: their seconds, requests and blocks times seconds, drafted tokens, sequences, and tokens,
+    and the seconds of the target's devices and of the draft's own."""
 
     busy: float
     running: float
@@ -112,6 +119,8 @@ class SeriesSums(NamedTuple):
     sequences: float
     blocks: float
     emitted: float
+    on_target: float
+    on_draft: float
 
 
 @dataclass
@@ -123,20 +132,21 @@ class TimeSeries:
     """Steps of a slice."""
     gaps: list[dict[int, int]] = field(default_factory=lambda: [{}])
     """For each slice, and the open one, the number of gaps between outputs of a request in each bin of their logarithm."""
-    _open: list[float] = field(default_factory=lambda: [0.0] * 8)
+    _open: list[float] = field(default_factory=lambda: [0.0] * 10)
 
     def add(self, record: StepRecord, now: float) -> None:
         """Add a step that ends at `now`."""
-        seconds, sequences, running, waiting, drafted, emitted, _, blocks = record
-        steps, spent, busy, queued, proposed, decoded, held, generated = self._open
+        seconds, sequences, running, waiting, drafted, emitted, _, blocks, on_target, on_draft = record
+        steps, spent, busy, queued, proposed, decoded, held, generated, target, draft = self._open
         self._open = [
             steps + 1, spent + seconds, busy + running * seconds, queued + waiting * seconds, proposed + drafted,
             decoded + sequences, held + blocks * seconds, generated + emitted,
+            target + on_target, draft + on_draft,
         ]  # fmt: skip
         if steps + 1 >= self.span:
             self.rows.append([now, *self._open[1:]])
             self.gaps.append({})
-            self._open = [0.0] * 8
+            self._open = [0.0] * 10
             if len(self.rows) >= 2 * SLICES:
                 self._merge()
 
@@ -179,13 +189,13 @@ class TimeSeries:
         rows = self.rows if not self._open[0] else [*self.rows, [math.inf, *self._open[1:]]]
         times = np.array([0.0, *[row[0] for row in rows]])
         times[-1] = times[-1] if math.isfinite(times[-1]) else max(stop, times[-2])
-        totals = np.concatenate([np.zeros((1, 7)), np.cumsum([row[1:] for row in rows], axis=0)]) if rows else np.zeros((1, 7))
+        totals = np.concatenate([np.zeros((1, 9)), np.cumsum([row[1:] for row in rows], axis=0)]) if rows else np.zeros((1, 9))
         return SeriesSums(*(float(np.interp(stop, times, each) - np.interp(start, times, each)) for each in totals.T))
 
     def table(self) -> dict[str, list[float]]:
         """Columns of the series: end of the slice [s], means of running and waiting requests, of the draft length and of blocks."""
         found: dict[str, list[float]] = {name: [] for name in ("time_s", "running", "waiting", "draft_length", "blocks")}
-        for now, seconds, running, waiting, drafted, sequences, blocks, _ in self.rows:
+        for now, seconds, running, waiting, drafted, sequences, blocks, *_ in self.rows:
             values = now, running / seconds, waiting / seconds, drafted / sequences if sequences else 0.0, blocks / seconds
             for name, value in zip(found, values, strict=True):
                 found[name].append(value)
