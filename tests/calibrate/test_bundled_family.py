@@ -18,6 +18,7 @@ from calibrate.interpreters.in_one_process import Real
 from calibrate.loading import load_models, prompts
 from model.logs import position_log
 from model.methods.adaptive import algorithm as adaptive
+from model.methods.amusd import algorithm as amusd
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.beam import algorithm as beam
 from model.methods.bild import algorithm as bild
@@ -47,6 +48,7 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "ppd nested": (ppd, ppd.Parameters(LAYERS, 6, 2, "nested")),
     "speculative": (speculative, speculative.Parameters(LAYERS, 4, **SMALL)),
     "pearl": (pearl, pearl.Parameters(LAYERS, 3, **SMALL)),
+    "amusd": (amusd, amusd.Parameters(LAYERS, 8, **SMALL)),
     "adaptive heuristic": (adaptive, adaptive.Parameters(LAYERS, "heuristic", **SMALL)),
     "adaptive confidence": (adaptive, adaptive.Parameters(LAYERS, "confidence", **SMALL)),
     **{

@@ -22,6 +22,7 @@ from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork
 from model.logs import forced_outcomes
 from model.methods.adaptive import algorithm as adaptive
+from model.methods.amusd import algorithm as amusd
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.beam import algorithm as beam
 from model.methods.bild import algorithm as bild
@@ -53,6 +54,10 @@ EXACT: dict[str, tuple[Any, Any]] = {
         for form, layer, k in (("literal", 3, 3), ("literal", 5, 2), ("eager", 3, 2), ("flat", 1, 3), ("flat", 2, 2))
     },
     **{f"speculative {gamma}": (speculative, speculative.Parameters(LAYERS, gamma, **SMALL)) for gamma in (0, 1, 3, 50)},
+    **{
+        f"amusd {gamma} {stop}": (amusd, amusd.Parameters(LAYERS, gamma, **SMALL, draft_stop=stop, min_waiting=gamma // 3))
+        for gamma in (1, 3, 50) for stop in amusd.DRAFT_STOPS
+    },
     **{f"pearl {gamma}": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL)) for gamma in (1, 3, 50)},
     **{
         f"pearl {gamma} stopped": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL, draft_stop="rejection")) for gamma in (3, 50)
@@ -689,7 +694,7 @@ class Choosing(Real):
 
 
 @pytest.mark.parametrize("method",
-    ["speculative", "pearl", "pearl stopped", "adaptive", "hierarchical", "self-speculative", "self-speculative skipping"])
+    ["speculative", "pearl", "pearl stopped", "amusd", "adaptive", "hierarchical", "self-speculative", "self-speculative skipping"])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
     """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
     sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
@@ -697,6 +702,7 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
         "speculative": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)),
         "pearl": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL)),
         "pearl stopped": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL, draft_stop="rejection")),
+        "amusd": (amusd, amusd.Parameters(LAYERS, 2, sampled=True, min_waiting=1, **SMALL)),
         "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
         "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
         "self-speculative": (self_speculative, self_speculative.Parameters(LAYERS, 3, 2, sampled=True)),

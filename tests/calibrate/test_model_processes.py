@@ -15,6 +15,7 @@ from calibrate.loading.replicas import Replica
 from calibrate.workers.model_processes import DistantModel, ModelProcesses, OverModels, ProcessError, started
 from model.base.checks import ParameterError
 from model.logs.recorded_decoding import AnsweredRead
+from model.methods.amusd import algorithm as amusd
 from model.methods.beam import algorithm as beam
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
@@ -51,9 +52,14 @@ def models() -> Iterator[ModelProcesses]:
     [
         *((pearl, pearl.Parameters(LAYERS, gamma, sampled=sampled, **SMALL)) for gamma in (1, 3, 8) for sampled in (False, True)),
         *((pearl, pearl.Parameters(LAYERS, 8, sampled=sampled, **SMALL, draft_stop="rejection")) for sampled in (False, True)),
+        *(
+            (amusd, amusd.Parameters(LAYERS, 8, sampled=sampled, draft_stop=stop, **SMALL))
+            for stop in amusd.DRAFT_STOPS for sampled in (False, True)
+        ),
         (speculative, speculative.Parameters(LAYERS, 3, placement="separate", **SMALL)),
     ],
-    ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")), "speculative"],
+    ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")),
+         *(f"amusd-{stop}-{how}" for stop in amusd.DRAFT_STOPS for how in ("greedy", "sampled")), "speculative"],
 )
 def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
     for prompt, tokens in ((PROMPT, 24), ([7], 1)):

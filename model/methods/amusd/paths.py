@@ -44,7 +44,7 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterato
 def _accepted_ahead(tokens: int, outcomes: Iterator[Outcomes]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """Number of right drafted tokens from each position on, before the last; shape (tokens, replications)."""
     nowhere = np.zeros(BLOCK, dtype=np.uint8)
-    kept = [next(outcomes)(nowhere) for _ in range(tokens - 1)]
+    kept = [next(outcomes)(nowhere).copy() for _ in range(tokens - 1)]  # a law may use the array again for the next position
     ahead = np.zeros((tokens, BLOCK), dtype=np.int64)
     for position in range(tokens - 2, -1, -1):
         ahead[position] = np.where(kept[position], ahead[position + 1] + 1, 0)
