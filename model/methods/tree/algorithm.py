@@ -206,6 +206,28 @@ class Parameters(DraftModel):
             draft_trees.require_rates(f"rank_rates[{index}]", rates, depth, (width,) * depth)
         return self.rank_rates
 
+    @property
+    def ranks_by_depth(self) -> Sequence[int]:
+        """Largest rank of a candidate at each depth."""
+        return (self.width or 0,) * self.levels if self.shape == EAGLE_2 else self.trees[0].widest_by_depth
+
+    @property
+    def draft_confidences(self) -> Sequence[Any]:
+        """Confidences of the draft in its candidates, for each class of the outcomes by depth and rank; empty if it needs none."""
+        return self.classes
+
+    def check_law(self, outcome: str, law: Any) -> None:
+        """Raise ParameterError for ranks of fewer depths than the tree's, or of other classes than `rank_rates`."""
+        if law.depth < self.levels:
+            raise checks.ParameterError(
+                f"ranks must be known for each of {self.levels} depths of the tree, got {law.depth}; give more, or draft less deep"
+            )
+        if self.shape == EAGLE_2 and law.classes != len(self.classes):
+            raise checks.ParameterError(
+                f"rank_rates must have a table for each of {law.classes} classes of the outcomes with shape='{EAGLE_2}', got"
+                f" {len(self.classes)}: the tree grows by the draft's confidence; add the draft's confidences"
+            )
+
     def tree_of_class(self, index: int, levels: int) -> DraftTree:
         """Tree of a round in this class of confidence (0 where there are none) that drafts this number of levels, at least 1."""
         if self.shape != EAGLE_2:

@@ -286,49 +286,71 @@ def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
     return found
 
 
-def optimal(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int | None = None) -> DraftTree:
-    """Tree of at most `nodes` nodes with the largest expected number of accepted tokens, by dynamic programming.
+class OptimalTrees:
+    """Trees with the largest expected number of accepted tokens, for each number of nodes up to `nodes`, by dynamic programming.
 
     Section 3.1 and Algorithm 1 of [Chen2024], with rates that may depend on the depth. Ranks are used in order: a second child
     needs a first one, also where the second is likelier. Nodes that are never right are left out.
 
-    >>> optimal([[0.6, 0.3], [0.6, 0.3]], nodes=3, depth=2).parents  # .6 + .36 + .3
-    (-1, -1, 0)
+    Parameters
+    ----------
+    rates
+        Rank rates, for at least `depth` depths.
+    nodes, depth, width
+        Largest number of nodes, depth, and number of children of a node (default: all ranks that have rates).
+
+    >>> trees = OptimalTrees([[0.6, 0.3], [0.6, 0.3]], nodes=3, depth=2)
+    >>> trees.accepted.round(12).tolist(), trees.tree(3).parents  # 0.6, + 0.36, + 0.3
+    ([0.0, 0.6, 0.96, 1.26], (-1, -1, 0))
     """
-    require_rates("rates", rates, depth)
-    checks.whole("nodes", nodes, 1, MAX_NODES)
-    checks.whole("depth", depth, 1, MAX_DEPTH)
-    ranks = [len(row) if width is None else min(len(row), width) for row in rates[:depth]]
-    sizes = np.arange(nodes + 1)
-    # rest[m]: most accepted tokens below a right node at `level` with m nodes, if only ranks from `rank` on may be used;
-    # share[level][rank][m]: how many of the m nodes are in the subtree of the child with this rank.
-    share: list[list[NDArray[np.int64]]] = [[] for _ in range(depth)]
-    below = np.zeros(nodes + 1)
-    for level in reversed(range(depth)):
-        child = np.concatenate([[0.0], 1.0 + below[:-1]])  # value of a right child whose subtree has m nodes
-        rest = np.zeros(nodes + 1)
-        for rank in reversed(range(ranks[level])):
-            values = np.where(
-                sizes[:, None] >= sizes, rates[level][rank] * child + rest[np.maximum(sizes[:, None] - sizes, 0)], -1.0
-            )
-            values[:, 0] = 0.0  # without this child there is no later one
-            # The smallest subtree in a tie, up to rounding: nodes without value are left out.
-            chosen = (values > values.max(axis=1, keepdims=True) - 1e-15).argmax(axis=1)
-            share[level].insert(0, chosen)
-            rest = values[sizes, chosen]
-        below = rest
-    paths: list[tuple[int, ...]] = []
-    waiting: list[tuple[tuple[int, ...], int]] = [((), nodes)]
-    while waiting:
-        path, size = waiting.pop()
-        for rank in range(ranks[len(path)] if len(path) < depth else 0):
-            own = int(share[len(path)][rank][size])
-            if not own:
-                break
-            paths.append((*path, rank + 1))
-            waiting.append((paths[-1], own - 1))
-            size -= own
-    return of_paths(paths or [(1,)])
+
+    def __init__(self, rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int | None = None) -> None:
+        require_rates("rates", rates, depth)
+        checks.whole("nodes", nodes, 1, MAX_NODES)
+        checks.whole("depth", depth, 1, MAX_DEPTH)
+        self.ranks = [len(row) if width is None else min(len(row), width) for row in rates[:depth]]
+        sizes = np.arange(nodes + 1)
+        remaining = sizes[:, None] - sizes
+        # rest[m]: most accepted tokens below a right node at `level` with m nodes, if only ranks from `rank` on may be used.
+        self._share: list[list[NDArray[np.intp]]] = [[] for _ in range(depth)]
+        below = np.zeros(nodes + 1)
+        for level in reversed(range(depth)):
+            child = np.concatenate([[0.0], 1.0 + below[:-1]])  # value of a right child whose subtree has m nodes
+            rest = np.zeros(nodes + 1)
+            for rank in reversed(range(self.ranks[level])):
+                values = np.where(remaining >= 0, rates[level][rank] * child + rest[np.maximum(remaining, 0)], -1.0)
+                values[:, 0] = 0.0  # without this child there is no later one
+                # The smallest subtree in a tie, up to rounding: nodes without value are left out.
+                chosen = (values > values.max(axis=1, keepdims=True) - 1e-15).argmax(axis=1)
+                self._share[level].insert(0, chosen)
+                rest = values[sizes, chosen]
+            below = rest
+        self.accepted: Floats = below
+        """Expected accepted tokens, by the number of nodes; the first entry is 0."""
+
+    def tree(self, nodes: int) -> DraftTree:
+        """The tree of at most this number of nodes; a single node where none is ever right."""
+        paths: list[tuple[int, ...]] = []
+        waiting: list[tuple[tuple[int, ...], int]] = [((), nodes)]
+        while waiting:
+            path, size = waiting.pop()
+            for rank in range(self.ranks[len(path)] if len(path) < len(self.ranks) else 0):
+                own = int(self._share[len(path)][rank][size])
+                if not own:
+                    break
+                paths.append((*path, rank + 1))
+                waiting.append((paths[-1], own - 1))
+                size -= own
+        return of_paths(paths or [(1,)])
+
+
+def optimal(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int | None = None) -> DraftTree:
+    """Tree of at most `nodes` nodes with the largest expected number of accepted tokens; see `OptimalTrees`.
+
+    >>> optimal([[0.6, 0.3], [0.6, 0.3]], nodes=4, depth=2).parents  # .6 + .36 + .3 + .3 * .6
+    (-1, -1, 0, 1)
+    """
+    return OptimalTrees(rates, nodes, depth, width).tree(nodes)
 
 
 def confident(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int) -> DraftTree:
