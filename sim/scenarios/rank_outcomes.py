@@ -53,8 +53,8 @@ class RanksByDepth(LawRecord):
         if self.trials is None or not rate:
             return found
         low, high = (float(bound) for bound in wilson(rate, self.trials))
-        ends = (RankRates([_scaled(rates, bound / rate)]) for bound in (low, high))
-        return Outcome(found.law, rate, self.source, *ends, low, high, self.trials)
+        ends = [RankRates([_scaled(rates, bound / rate)]) for bound in (low, high)]
+        return Outcome(found.law, rate, self.source, ends[0], ends[1], low, high, self.trials)
 
 
 def _scaled(rates: Sequence[Sequence[float]], factor: float) -> list[list[float]]:
@@ -167,5 +167,5 @@ def _record_of(file: str, _: str) -> list[Any]:
     return found
 
 
-KINDS = {"by-depth": RanksByDepth, "classes": RanksByClass, "replay": RecordedRanks}
+KINDS: dict[str, type[LawRecord]] = {"by-depth": RanksByDepth, "classes": RanksByClass, "replay": RecordedRanks}
 """Records by kind."""

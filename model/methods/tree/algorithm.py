@@ -204,6 +204,7 @@ class Parameters(DraftModel):
         depth, width = self.draft_depth or 0, self.width or 0
         for index, rates in enumerate(self.rank_rates):
             draft_trees.require_rates(f"rank_rates[{index}]", rates, depth, (width,) * depth)
+            draft_trees.require_falling(f"rank_rates[{index}]", rates)
         return self.rank_rates
 
     @property

@@ -353,6 +353,17 @@ def optimal(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int
     return OptimalTrees(rates, nodes, depth, width).tree(nodes)
 
 
+def require_falling(name: str, rates: Sequence[Sequence[float]]) -> None:
+    """Raise `ParameterError` if a rate rises with the rank: candidates are in the order of the draft's confidence."""
+    for depth, row in enumerate(rates):
+        for rank in range(1, len(row)):
+            if row[rank] > row[rank - 1]:
+                raise checks.ParameterError(
+                    f"{name}[{depth}][{rank}] must be at most {name}[{depth}][{rank - 1}]={row[rank - 1]:g}, got {row[rank]:g}: the"
+                    " draft's candidates are in the order of its confidence; sort them"
+                )
+
+
 def confident(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int) -> DraftTree:
     """Tree that grows by confidence, where the draft's confidences are these rates: Section 4 of [Li2024b].
 
@@ -364,6 +375,7 @@ def confident(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: i
     (-1, -1, 0)
     """
     require_rates("rates", rates, depth, (width,) * depth)
+    require_falling("rates", rates)
     level: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     found: list[tuple[float, tuple[int, ...]]] = []
     read: list[list[tuple[int, ...]]] = []

@@ -180,7 +180,7 @@ class Endings:
         ends = reached.copy()
         for parent, children in self.tree.children.items():
             ends[parent - ROOT] -= reached[np.array(children) + 1].sum()
-        return np.maximum(ends, 0.0)
+        return np.asarray(np.maximum(ends, 0.0))
 
 
 class _Trees:
