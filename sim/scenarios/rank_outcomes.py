@@ -10,7 +10,7 @@ import numpy as np
 
 from model.base import checks
 from model.methods.method_parameters import MethodParameters
-from model.methods.tree.draft_trees import MAX_DEPTH, require_rates
+from model.methods.tree.draft_trees import MAX_DEPTH, by_depth, require_rates
 from model.outcomes.intervals import wilson
 from model.outcomes.rank_laws import RankRates, ReplayedRanks
 from sim.scenarios.outcome_files import json_of, read_once
@@ -20,6 +20,7 @@ from sim.scenarios.outcome_records import LawRecord, Outcome, check_file, check_
 def _used(rates: Any, parameters: MethodParameters, where: str) -> tuple[tuple[float, ...], ...]:
     """The part of rank rates that a method's tree uses: its depths, and the ranks that it has there."""
     widths = parameters.ranks_by_depth
+    rates = by_depth(rates, len(widths))
     require_rates(where, rates, len(widths), widths)
     return tuple(tuple(row[:width]) for row, width in zip(rates, widths, strict=False))
 
@@ -28,8 +29,8 @@ def _used(rates: Any, parameters: MethodParameters, where: str) -> tuple[tuple[f
 class RanksByDepth(LawRecord):
     """Independent drafts: the target's token at depth i + 1 is candidate r + 1 with probability `rank_rates[i][r]`.
 
-    The probability is given that the tokens before are right; with the rest it is none of the candidates. `trials` is the number of
-    drafts.
+    The probability is given that the tokens before are right; with the rest it is none of the candidates. A single list of rates
+    holds at every depth. `trials` is the number of drafts.
     """
 
     RATES = ("rank_rates",)
@@ -39,7 +40,7 @@ class RanksByDepth(LawRecord):
     source: str = "assumed"
 
     def __post_init__(self) -> None:
-        require_rates("rank_rates", self.rank_rates)
+        require_rates("rank_rates", by_depth(self.rank_rates, 1))
         check_provenance(self.trials, self.source)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
@@ -65,7 +66,8 @@ def _scaled(rates: Sequence[Sequence[float]], factor: float) -> list[list[float]
 class RanksByClass(LawRecord):
     """Classes of difficulty: table number c of `rank_rates` holds with probability `weights[c]`.
 
-    Each draft belongs to a class, or with `by_sequence` all drafts of a sequence. A tree that grows by confidence (shape `eagle-2`)
+    A table is a list of rates by rank for each depth, or one for all depths. Each draft belongs to a class, or with `by_sequence`
+    all drafts of a sequence. A tree that grows by confidence (shape `eagle-2`)
     knows the class of its draft.
     """
 
@@ -81,7 +83,7 @@ class RanksByClass(LawRecord):
         if not isinstance(tables, tuple) or not tables:
             raise checks.ParameterError(f"rank_rates must be a list with a table for each class, got {checks.shown(tables)}")
         for index, table in enumerate(tables):
-            require_rates(f"rank_rates[{index}]", table)
+            require_rates(f"rank_rates[{index}]", by_depth(table, 1))
         given: Any = self.weights
         if not isinstance(given, tuple) or len(given) != len(tables):
             raise checks.ParameterError(

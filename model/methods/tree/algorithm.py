@@ -99,8 +99,8 @@ class Parameters(DraftModel):
         draft's first candidate, the second its second.
     rank_rates
         Probabilities by which the tree is made: `rank_rates[i][r]` that the target's token at depth i + 1 is the draft's candidate
-        r + 1, if the tokens before are right. For `eagle-2` a list of such tables, one for each class of the outcomes: they are
-        the draft's confidences in a simulation. Real models need none for `eagle-2`.
+        r + 1, if the tokens before are right. A single list of rates holds at every depth. For `eagle-2` a list of such tables or
+        lists, one for each class of the outcomes: they are the draft's confidences in a simulation, and real models need none.
     drafter
         `model`: a draft model, one pass per depth. `heads`: a draft head that reads the target's states, one pass per depth.
         `parallel`: a draft that reads them and gives the candidates of all depths in one pass.
@@ -192,6 +192,7 @@ class Parameters(DraftModel):
         if self.shape == FULL:
             return (draft_trees.full(width or 0, depth),)
         if self.shape == SEQUOIA:
+            rates = draft_trees.by_depth(rates, depth)
             draft_trees.require_rates("rank_rates", rates, depth)
             return (draft_trees.optimal(rates or (), nodes, depth, width),)
         return tuple(self.tree_of_class(index, depth) for index in range(len(self.classes)))
@@ -202,10 +203,16 @@ class Parameters(DraftModel):
         if self.shape != EAGLE_2 or self.rank_rates is None:
             return ()
         depth, width = self.draft_depth or 0, self.width or 0
-        for index, rates in enumerate(self.rank_rates):
+        found = []
+        given: Any = draft_trees.by_depth(self.rank_rates, 1)  # a single row is that of the only class
+        if not isinstance(given, tuple) or not given:
+            raise checks.ParameterError(f"rank_rates must be a list of tables, one for each class, got {checks.shown(given)}")
+        for index, table in enumerate(given):
+            rates = draft_trees.by_depth(table, depth)
+            found.append(rates)
             draft_trees.require_rates(f"rank_rates[{index}]", rates, depth, (width,) * depth)
             draft_trees.require_falling(f"rank_rates[{index}]", rates)
-        return self.rank_rates
+        return tuple(found)
 
     @property
     def ranks_by_depth(self) -> Sequence[int]:
@@ -252,8 +259,8 @@ class Parameters(DraftModel):
 
     @property
     def levels(self) -> int:
-        """Largest depth of the tree."""
-        return self.trees[0].depth if self.draft_depth is None else self.draft_depth
+        """Levels that a round drafts: the depth of the tree, which may be less than `draft_depth`, or that of its growth."""
+        return self.draft_depth or 0 if self.shape == EAGLE_2 else self.trees[0].depth
 
     @property
     def several_hypotheses(self) -> bool:

@@ -202,6 +202,16 @@ class DraftTree:
         return float(self.chances(rates).sum())
 
 
+def by_depth(rates: Any, depth: int) -> Any:
+    """Rank rates by depth; a single row of rates holds at every depth. Anything else is returned unchanged.
+
+    >>> by_depth((0.6, 0.2), 2)
+    ((0.6, 0.2), (0.6, 0.2))
+    """
+    one = isinstance(rates, tuple | list) and rates and not any(isinstance(each, tuple | list) for each in rates)
+    return (rates,) * max(depth, 1) if one else rates
+
+
 def require_rates(name: str, rates: Any, depth: int = 1, widths: Sequence[int] = ()) -> None:
     """Raise `ParameterError` unless these are rank rates, for at least this depth and number of ranks at each depth.
 
