@@ -129,7 +129,7 @@ def test_a_chain_makes_no_passes_of_trees() -> None:
     ({"shape": "bush"}, "unknown shape 'bush'"),
     ({"shape": "sequoia", "nodes": 4, "draft_depth": 1, "rank_rates": ((0.7, 0.4),)}, r"rank_rates\[0\] must sum to at most 1"),
     ({"shape": "sequoia", "nodes": 4, "draft_depth": 3, "rank_rates": ((0.7,), (0.5,))}, "for each of 3 depths, got 2"),
-    ({"shape": "sequoia", "nodes": 4, "draft_depth": 1, "rank_rates": (0.7,)}, r"rank_rates\[0\] must be a list"),
+    ({"shape": "sequoia", "nodes": 4, "draft_depth": 1, "rank_rates": (0.7, (0.2,))}, r"rank_rates\[0\] must be a list"),
     ({"shape": "chain", "draft_depth": 2, "candidates": "distinct"}, "candidates must be 'likeliest' in greedy decoding"),
     ({"shape": "chain", "draft_depth": 2, "drafter": "heads", "placement": "separate"}, "placement must be 'colocated'"),
     ({"shape": "eagle-2", "draft_depth": 2, "width": 2, "nodes": 3, "drafter": "parallel"}, "drafter must be model or heads"),
