@@ -161,11 +161,24 @@ class Features(NamedTuple):
         after it are of the pass's first tokens.
     length
         Number of states: one for each token of the head's pass that is not `MASK`, that of the position before the token.
+    indices
+        Indices of the states in that pass, where they are chosen one by one: in a pass over several hypotheses the state of a token
+        is that of the token that it follows.
     """
 
     output: Any
     first: int
     length: int
+    indices: tuple[int, ...] = ()
+
+    @classmethod
+    def of_indices(cls, output: Any, indices: tuple[int, ...]) -> Features:
+        """States at these indices of a pass.
+
+        >>> Features.of_indices(None, (0, 3))
+        Features(output=None, first=0, length=2, indices=(0, 3))
+        """
+        return cls(output, indices[0], len(indices), indices)
 
     def require(self, step: Forward) -> None:
         """Raise `CacheError` unless these are the states before the tokens of the pass `step`."""
@@ -173,6 +186,9 @@ class Features(NamedTuple):
         while known and step.tokens[known - 1] == MASK:
             known -= 1
         held: Sequence[int] = () if self.output is None else self.output.positions
+        if self.indices:
+            self._require_each(step, known, held)
+            return
         wrong = None
         if self.length != known:
             wrong = f"length must be {known}, the tokens of the pass without masks, got {self.length}"
@@ -184,6 +200,21 @@ class Features(NamedTuple):
         elif self.first < 0 < len(held) and held[0] != 0:
             wrong = f"states from before the first token on must be of a pass at position 0, got {held[0]}"
         elif step.batch is not None or step.tree or step.layers.first:
+            wrong = "only a pass over one sequence, from the first layer on, reads states"
+        if wrong is not None:
+            raise CacheError(f"features of the {step.role} at position {step.at}: {wrong}")
+
+    def _require_each(self, step: Forward, known: int, held: Sequence[int]) -> None:
+        """`require` for states that are chosen one by one."""
+        wrong = None
+        if len(self.indices) != known:
+            wrong = f"indices must be {known}, one for each token of the pass without masks, got {len(self.indices)}"
+        elif not all(0 <= index < len(held) for index in self.indices):
+            wrong = f"indices must be those of a pass over {len(held)} tokens, got {self.indices}"
+        elif any(held[index] != position - 1 for index, position in zip(self.indices, step.positions, strict=False)):
+            positions = [held[index] for index in self.indices]
+            wrong = f"each state must be that of the position before its token, got those of positions {positions}"
+        elif step.batch is not None or step.layers.first:
             wrong = "only a pass over one sequence, from the first layer on, reads states"
         if wrong is not None:
             raise CacheError(f"features of the {step.role} at position {step.at}: {wrong}")
@@ -314,6 +345,9 @@ class Forward(NamedTuple):
 GREEDY: Final = "next"
 SAMPLED: Final = "sample"
 """Kinds of reads that give the next token: in greedy decoding and in sampling."""
+LIKELIEST: Final = "top"
+DISTINCT: Final = "distinct"
+"""Kinds of reads that give several candidates of the next token: the likeliest ones, and ones drawn without replacement."""
 
 
 class Read(NamedTuple):
@@ -323,6 +357,8 @@ class Read(NamedTuple):
 
     * `next`: the likeliest token; `top`: the `width` likeliest tokens, best first.
     * `sample`: a token drawn from the distribution; `probability`: the probability of `token`.
+    * `distinct`: up to `width` different tokens, drawn one after another without replacement, in the order of the draws; fewer if
+      no more tokens have a probability above 0.
     * `uniform`: a random number in [0, 1) for the acceptance test of the next token.
     * `confidence`: confidence in `token`, by default in the likeliest token; in [0, 1].
     * `saturation`: similarity of the hidden state before and after the last layer of the pass, in [0, 1]; needs `compared`.
@@ -331,11 +367,16 @@ class Read(NamedTuple):
       `against_offset`, and w the `weight` of p, 1 by default; `residual_mass`: the sum of max(0, w p - q), a number in [0, w].
     * `beams`: the `width` likeliest continuations of all `hypotheses`, best first, as a sequence of `Continuation`. A hypothesis is
       (index of its last token in the pass, log-probability of the hypothesis).
+
+    With `rejected` a `probability` or `residual` is that after these tokens were rejected, which were drawn one after another
+    without replacement from a draft's distribution q. Without `against`, q itself: q without the rejected tokens, divided by its
+    sum. With `against`, the output with q, it is the target's distribution p, of which every rejection makes norm(max(0, p - q))
+    and then removes the rejected token from q. A `residual` is after one rejection more, from q without the `rejected` tokens.
     """
 
     kind: Literal[
-        "next", "top", "sample", "probability", "uniform", "residual", "residual_mass", "confidence", "saturation", "distance",
-        "beams",
+        "next", "top", "sample", "distinct", "probability", "uniform", "residual", "residual_mass", "confidence", "saturation",
+        "distance", "beams",
     ]
     output: Any
     offset: int = -1
@@ -344,6 +385,7 @@ class Read(NamedTuple):
     against: Any = None
     against_offset: int = -1
     hypotheses: tuple[tuple[int, float], ...] = ()
+    rejected: tuple[int, ...] = ()
     weight: float = 1.0
 
 

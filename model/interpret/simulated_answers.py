@@ -6,6 +6,7 @@ answer after a wrong token is wrong, so a single token tells whether all tokens 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -205,6 +206,72 @@ class BatchWorld(World):
 def batch_world(worlds: Sequence[World]) -> World:
     """World of a decoding of these sequences; a single world is returned as it is."""
     return BatchWorld(worlds) if len(worlds) > 1 else worlds[0]
+
+
+class Ranked(World):
+    """Simulated answers for drafts with several candidates per position, of which one may be the target's token.
+
+    Parameters
+    ----------
+    prompt, layers
+        As for `World`.
+    ranks
+        Outcomes of a draft by the output position where it starts: `ranks[0]` has its class of confidence, `ranks[i]` the rank of
+        the target's token among the candidates at depth i, from 1; 0: it is none of them.
+    confidences
+        For each class, the draft's confidence in its candidates by depth and rank; empty if nothing asks for it.
+
+    >>> from model.steps import LayerSpan
+    >>> world = Ranked(1, 4, [[0, 0], [2, 0]])  # the second candidate after the prompt is right; none after the next token
+    >>> step = Forward("draft", (0,), 0, LayerSpan(0, 1), heads=1)
+    >>> world.read(Read("top", step, width=3))
+    [-2, 1, -4]
+    """
+
+    def __init__(
+        self, prompt: int, layers: int, ranks: Sequence[Sequence[int]], confidences: Sequence[Sequence[Sequence[float]]] = ()
+    ) -> None:
+        super().__init__(prompt, layers)
+        self.ranks_by_depth = ranks
+        self.confidences = confidences
+
+    def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
+        """Answer a read."""
+        kind, output = step.kind, step.output
+        if kind == "beams":
+            return self._grown(step)
+        after, right = self._subject(step)
+        if kind in ("top", "distinct"):
+            return self._ranked(after, right, step.width)
+        if kind == "uniform":
+            return 0.5  # between the only probabilities here, 0 and 1
+        own = after if right else -after
+        if kind == "probability":
+            return float(output.role != "target" or step.token == own)  # a draft proposes nothing else
+        return own
+
+    def _ranked(self, after: int, right: bool, width: int) -> list[Token]:
+        """Candidates of the draft, of which that with the outcome's rank is right; wrong ones differ from the target's tokens."""
+        candidates = [*range(-after - 1, -after - 1 - width, -1)]
+        start = len(self.written)
+        depth = after - self.prompt - start + 1
+        rank = self.ranks_by_depth[depth][start] if right and depth < len(self.ranks_by_depth) else 0
+        if 0 < rank <= width:
+            candidates[rank - 1] = after
+        return candidates
+
+    def _grown(self, step: Read) -> list[Continuation]:
+        """Candidates of one hypothesis with the confidences of the draft's class."""
+        ((offset, score),) = step.hypotheses
+        after, right = self._subject(step._replace(offset=offset))
+        start = len(self.written)
+        rates = self.confidences[self.ranks_by_depth[0][start]][after - self.prompt - start]
+        tokens = self._ranked(after, right, step.width)
+        return [Continuation(token, offset, score + _log(rate)) for token, rate in zip(tokens, rates, strict=False)]
+
+
+def _log(rate: float) -> float:
+    return math.log(rate) if rate else -math.inf
 
 
 STAYS, UNSURE, UNLIKELY = 0, 1, 2

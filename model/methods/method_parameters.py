@@ -6,7 +6,7 @@ interface; it never tests whether an attribute exists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -256,6 +256,16 @@ class MethodParameters(TableRecord):
     def match_candidates(self) -> int:
         """Number of candidates; the random outcome says which of them matches."""
         return 1
+
+    @property
+    def ranks_by_depth(self) -> Sequence[int]:
+        """Largest rank of a candidate at each depth of a draft with several candidates per position; empty for other drafts."""
+        return ()
+
+    @property
+    def draft_confidences(self) -> Sequence[Any]:
+        """Confidences of the draft in its candidates, for each class of the outcomes by depth and rank; empty if it needs none."""
+        return ()
 
     @property
     def counts_layers(self) -> bool:

@@ -75,6 +75,8 @@ _ALL = (
         ("fallback_rate", "rollback_rate"), lossy=True, includes_last=False,
     ),
     OutcomeKind("lookup", (RateColumn("hit_rate", "hit"),), ("hit_rate", "acceptance_rate")),
+    # The rank of the target's token among the draft's candidates; the rate is that of rank 1 at the first depth.
+    OutcomeKind("rank", (RateColumn("first_rank_rate", "first rank"),), None),
     # exit_rate is the probability to exit after a layer that a token has reached, from the first checked layer on.
     OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True, per_sequence=True),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from model.interpret import text_lookup
 from model.interpret.simulated_answers import EARLY_LAYERS
-from model.steps import CacheError, Commit, DraftLimit, Forward, Lookup, Read, Steps
+from model.steps import CacheError, Commit, Continuation, DraftLimit, Features, Forward, Lookup, Read, Steps
 
 Law = tuple[Fraction, ...]
 """Probability of each token to be the next."""
@@ -39,11 +39,12 @@ class PossibleDecoding:
 
 
 class Output(NamedTuple):
-    """Output of a pass: all tokens that its model has read, and the number of last positions that have logits."""
+    """Output of a pass: for each of its tokens the text up to it, and the number of last tokens that have logits."""
 
     role: str
-    text: tuple[int, ...]
+    texts: tuple[tuple[int, ...], ...]
     heads: int
+    positions: tuple[int, ...] = ()
 
 
 class Uniform:
@@ -170,6 +171,28 @@ def _excess(p: Law, q: Law, weight: Fraction) -> list[Fraction]:
     return [max(Fraction(0), weight * target - draft) for target, draft in zip(p, q, strict=True)]
 
 
+def without(q: Law, tokens: Sequence[int]) -> Law:
+    """Distribution without these tokens, divided by its sum.
+
+    >>> [str(part) for part in without((Fraction(1, 2), Fraction(1, 4), Fraction(1, 4)), [0])]
+    ['0', '1/2', '1/2']
+    """
+    left = [Fraction(0) if token in tokens else chance for token, chance in enumerate(q)]
+    return tuple(chance / sum(left) for chance in left)
+
+
+def after_rejections(p: Law, q: Law, rejected: Sequence[int]) -> tuple[Law, Law]:
+    """Target's and draft's distributions after tokens were drawn from the draft's without replacement and rejected.
+
+    >>> p, q = (Fraction(1, 4), Fraction(3, 4), Fraction(0)), (Fraction(1, 2), Fraction(1, 4), Fraction(1, 4))
+    >>> [[str(part) for part in law] for law in after_rejections(p, q, [0])]
+    [['0', '1', '0'], ['0', '1/2', '1/2']]
+    """
+    for count in range(len(rejected)):
+        p, q = residual(p, without(q, rejected[:count])), without(q, rejected[: count + 1])
+    return p, q
+
+
 # --- One sequence of choices ---
 
 
@@ -178,25 +201,35 @@ class _Reader:
 
     def __init__(self, models: Mapping[str, Model], choices: _Choices, layers: int | None = None) -> None:
         self.models, self.choices, self.layers = models, choices, layers
-        self.read: dict[str, tuple[int, ...]] = {}
+        self.read: dict[str, list[list[tuple[int, ...]]]] = {}
+        """By role and position, the texts that end with the tokens that a model has read there: several in a tree."""
 
     def forward(self, step: Forward, text: tuple[int, ...]) -> Output:
         """Run a pass, which drops rows of its model beyond it; the tokens that it reads must agree with the generated text."""
-        held = self.read.get(step.role, ())
+        held = self.read.setdefault(step.role, [])
         if step.at > len(held):
             raise CacheError(f"{step.role}: a pass at position {step.at} of a model that has read {len(held)}")
-        now = self.read[step.role] = (*held[: step.at], *step.tokens)
-        if any(seen != true for seen, true in zip(now, text, strict=False)):
-            raise CacheError(f"{step.role} has read {now} where the text is {text}")
+        del held[step.at :]
+        before = held[-1] if held else [()]
+        now: list[tuple[int, ...]] = []
+        for token, follows, position in zip(step.tokens, step.tree or range(-1, len(step.tokens) - 1), step.positions, strict=True):
+            now.append((*(before[-1 - follows] if follows < 0 else now[follows]), token))
+            if position == len(held):
+                held.append([])
+            held[position].append(now[-1])
+            if any(seen != true for seen, true in zip(now[-1], text, strict=False)):
+                raise CacheError(f"{step.role} has read {now[-1]} where the text is {text}")
+        if isinstance(step.state, Features):
+            step.state.require(step)
         layers = step.layers
         drafts = self.layers is not None and step.role == "target" and (layers.last < self.layers or layers.gaps)
-        return Output(EARLY_LAYERS if drafts else step.role, now, step.heads)
+        return Output(EARLY_LAYERS if drafts else step.role, tuple(now), step.heads, tuple(step.positions))
 
     def law(self, output: Output, offset: int = -1) -> Law:
         """Return the distribution of the token after a position of a pass."""
         if not -output.heads <= offset < 0:
             raise IndexError(f"{output.role}: offset {offset} of a pass with {output.heads} heads")
-        return self.models[output.role](output.text[: len(output.text) + offset + 1])
+        return self.models[output.role](output.texts[offset])
 
     def answer(self, step: Read) -> Any:
         law = self.law(step.output, step.offset)
@@ -207,21 +240,44 @@ class _Reader:
                 return _top_tokens(law, step.width)
             case "sample":
                 return self.choices.choose(law)
+            case "distinct":
+                return self._distinct(law, step.width)
             case "residual":
-                return self.choices.choose(residual(law, self.law(step.against, step.against_offset), Fraction(step.weight)))
+                p, q = after_rejections(law, self.law(step.against, step.against_offset), step.rejected)
+                return self.choices.choose(residual(p, q, Fraction(step.weight)))
             case "residual_mass":
                 return sum(_excess(law, self.law(step.against, step.against_offset), Fraction(step.weight)), Fraction(0))
+            case "beams":
+                return self._beams(step)
             case "confidence":
                 assert step.token is not None
                 return law[step.token]
             case "probability":
                 assert step.token is not None
-                return law[step.token]
+                if step.against is None:
+                    return without(law, step.rejected)[step.token]
+                return after_rejections(law, self.law(step.against, step.against_offset), step.rejected)[0][step.token]
             case "distance":
                 assert step.token is not None
                 return -math.log(law[step.token]) if law[step.token] else math.inf
             case "uniform":
                 return Uniform(self.choices)
+
+    def _distinct(self, law: Law, width: int) -> list[int]:
+        """Tokens drawn one after another without replacement."""
+        drawn: list[int] = []
+        while len(drawn) < width and any(chance for token, chance in enumerate(law) if token not in drawn):
+            drawn.append(self.choices.choose(without(law, drawn)))
+        return drawn
+
+    def _beams(self, step: Read) -> list[Continuation]:
+        """The likeliest continuations of all hypotheses, best first."""
+        found = [
+            Continuation(token, index, score + (math.log(chance) if chance else -math.inf))
+            for index, score in step.hypotheses
+            for token, chance in enumerate(self.law(step.output, index))
+        ]
+        return sorted(found, key=lambda each: -each.score)[: step.width]
 
 
 def _top_tokens(law: Law, count: int) -> list[int]:

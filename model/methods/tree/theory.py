@@ -1,0 +1,242 @@
+"""Tree drafts in closed form.
+
+A node of the tree is right with the product of the rank rates on its path, and a round emits G tokens: 1 plus the sum of these
+probabilities over all nodes. In a batch of b sequences a round takes T(b, n + 1) for the pass over n nodes and the text's last
+token, and D passes of the draft, where plain decoding takes T(b, 1) for one token. For many tokens the speed-up is
+
+    S = G T(b, 1) / (T(b, n + 1) + D T_d).
+
+More nodes raise G by ever less (the best n nodes are those with the largest probabilities), and T(b, n + 1) by a full token for
+each sequence once the batch has used up the arithmetic that memory leaves idle. So the best tree is large in a small batch and
+becomes a short chain, or nothing, in a large one.
+
+[Chen2024] Z. Chen et al. Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding. arXiv:2402.12374.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
+from model.interpret.account import Account, Totals, Work
+from model.methods.prediction import Prediction
+from model.methods.tree import tree_rounds
+from model.methods.tree.algorithm import Parameters
+from model.methods.tree.draft_trees import DraftTree, OptimalTrees
+from model.outcomes.rank_laws import RankLaw, RankRates
+from model.steps import LayerSpan
+
+Floats = NDArray[np.float64]
+
+
+# --- A decoding as a whole ------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: RankLaw, cost: StepCosts) -> Prediction:
+    """Exact prediction for `tokens` tokens, with cut last trees; times in the unit of the costs.
+
+    In continuous batching no tree is cut: with B sequences, at the prices of B (`UnitCost.of_batch`), a sequence takes R(l) rounds.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> rates = ((0.6, 0.2), (0.6, 0.2))
+    >>> choice = Parameters(32, "full", 2, 2)
+    >>> found = predict(choice, 512, RankRates([rates]), UnitCost(32, cost_ratio=0.05))
+    >>> round(float(found.plain_latency / found.latency), 3), round(float(speedup(choice.trees[0], rates, 0.05)), 3)
+    (2.214, 2.218)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    count = int(np.asarray(tokens))
+    price = tree_rounds.prices(parameters, cost, count)
+    found = tree_rounds.moments(parameters, count, law, price)
+    ratio = 1.0 if np.array_equal(price.time, price.busy) else np.nan
+    times = found.time, found.variance, found.busy, ratio, parameters.units, parameters.plain_time(count, cost)
+    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
+    return Prediction(*values)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
+    """Upper bounds of time and unit-time: every round emits a single token, and the draft reads as much as it may."""
+    price = tree_rounds.prices(parameters, cost, tokens)
+    return tokens * float(price.time.max()), tokens * float(price.busy.max())
+
+
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """Arithmetic of a run, in units of one token in the target: a logit for each token that a model reads for the first time."""
+    drafted = account.of("draft").heads
+    if not drafted:
+        return float(account.of("target").heads)
+    return account.of("target").heads + cost.operations("draft") * drafted
+
+
+def work(parameters: Parameters, tokens: int, law: RankLaw) -> Work | None:
+    """Expected work of the passes of both models; None for laws of records.
+
+    >>> found = work(Parameters(32, "full", 2, 2), 128, RankRates([((0.6, 0.2), (0.6, 0.2))])).by_model
+    >>> round(found["target"].passes, 3), round(found["target"].heads / found["target"].passes, 2)  # up to 7 tokens in a pass
+    (52.808, 6.92)
+    """
+    if not isinstance(law, RankRates):
+        return None
+    mass = _starts(parameters, tokens, law)
+    place, levels = np.arange(tokens), tree_rounds.levels_of(parameters, tokens)
+    target, draft = np.zeros((2, 5))  # passes, tokens, attended, rows, heads
+    parallel = parameters.drafts_in_one_pass
+    for count in np.unique(levels).tolist():
+        here = levels == count
+        passes = tree_rounds.passes_of(parameters, count)
+        # Positions of the nodes: their depths after the text's last token.
+        deep = _sum_of_depths(parameters, law, count)
+        own = mass[here].sum(axis=1)
+        at, width = place[here], passes.drafted + 1
+        target += [own.sum(), own.sum() * width, own @ (at * width + deep + width), own @ (at + width), own.sum() * width]
+        if not count:
+            continue
+        first = count if parallel else 1
+        for unread in range(mass.shape[1]):
+            some = mass[here][:, unread]
+            size = first + unread
+            begin = at - unread
+            attended = begin * size + size * (size + 1) / 2
+            draft += [some.sum(), some.sum() * size, some @ attended, some @ (begin + size), some.sum() * first]
+        for level, width in enumerate(passes.widths, 1):
+            seen = (at + level + 1) * width
+            draft += [own.sum(), own.sum() * width, own @ seen, own @ (at + level + width), own.sum() * width]
+    models = {"target": _totals(parameters.layers, target)}
+    return Work(models | ({"draft": _totals(parameters.draft_layers, draft)} if draft[0] else {}))
+
+
+def _starts(parameters: Parameters, tokens: int, law: RankRates) -> Floats:
+    """Probability that a round starts at each position, by unread tokens; over all classes."""
+    time = np.zeros((tokens, 1 + tree_rounds.most_unread(parameters)))
+    if not law.by_sequence:
+        return tree_rounds.visits(parameters, tokens, law, time).mass
+    parts = np.eye(law.classes)
+    each = [tree_rounds.visits(parameters, tokens, RankRates(law.rates, one), time).mass for one in parts]
+    return np.asarray(np.tensordot(law.weights, each, axes=1))
+
+
+def _sum_of_depths(parameters: Parameters, law: RankRates, levels: int) -> float:
+    """Mean over the classes of the sum of the depths of all nodes."""
+    if not levels:
+        return 0.0
+    depths = [sum(parameters.tree_of_class(index, levels).depths) for index in range(law.classes)]
+    return float(np.dot(law.weights, depths))
+
+
+def _totals(layers: int, counts: Floats) -> Totals:
+    passes, tokens, attended, rows, heads = counts.tolist()
+    return Totals(passes, layers * passes, layers * tokens, layers * attended, layers * rows, head_runs=passes, heads=heads)
+
+
+# --- One round ------------------------------------------------------------------------------------------------------
+
+
+def expected_tokens(tree: DraftTree, rates: Sequence[Sequence[float]]) -> float:
+    """Expected tokens of a round, the target's own included: G = 1 + sum over nodes of the rates on their paths [tokens].
+
+    Section 3.1 of [Chen2024]. With a chain of equal rates it is Eq. 1 of [Leviathan2023].
+
+    >>> from model.methods.tree.draft_trees import chain
+    >>> round(expected_tokens(chain(3), [[0.79]] * 3), 3)
+    2.907
+    """
+    return 1 + tree.accepted_tokens(rates)
+
+
+def speedup(
+    tree: DraftTree, rates: Sequence[Sequence[float]], cost_ratio: ArrayLike, *, verify_factor: ArrayLike = 1.0
+) -> Floats:
+    """Speed-up over plain decoding, for many tokens: G / (v + D c) [-].
+
+    Parameters
+    ----------
+    tree, rates
+        The tree, and the rank rates of the text.
+    cost_ratio
+        Time of a draft pass, of any width, relative to a plain step of the target; a parallel draft makes one pass, for which it is
+        to be divided by D.
+    verify_factor
+        T(b, n + 1) / T(b, 1): time of the verification relative to a plain step.
+
+    >>> from model.methods.tree.draft_trees import full
+    >>> float(speedup(full(2, 1), [[0.6, 0.2]], 0.1, verify_factor=1.1))  # 1.8 / 1.2
+    1.5
+    """
+    ratio = checks.array("cost_ratio", cost_ratio, 0)
+    verify = checks.array("verify_factor", verify_factor, 0)
+    depth = tree.depth if tree.read_widths is None else len(tree.read_widths) + 1
+    return np.asarray(expected_tokens(tree, rates) / (verify + depth * ratio))
+
+
+# --- The best tree for a batch ----------------------------------------------------------------------------------------
+
+
+class TreeSpeed(NamedTuple):
+    """A tree, and its speed-up over plain decoding; without a tree plain decoding is fastest."""
+
+    tree: DraftTree | None
+    speedup: float
+
+
+def round_time(tree: DraftTree, layers: int, cost: StepCosts, *, at: int = 0, parallel: bool = False) -> float:
+    """Time of a round at this position: T(b, n + 1) + D T_d, each draft pass at its width; in the unit of the costs.
+
+    The draft has read the text but its last token.
+    """
+    several, size = not tree.is_chain, tree.nodes + 1
+    verify = float(cost.times(PassShape(LayerSpan(0, layers), width=size, heads=size, tree=several), at))
+    if parallel:
+        return verify + float(cost.draft_times(at, width=tree.depth, heads=tree.depth))
+    cost.require("draft")
+    widths = (1, *tree.draft_widths)
+    shapes = [PassShape(ALL_LAYERS, "draft", width, heads=width, tree=several) for width in widths]
+    return verify + sum(float(cost.times(shape, at + level)) for level, shape in enumerate(shapes))
+
+
+def best_trees(
+    rates: Sequence[Sequence[float]], layers: int, cost: StepCosts, *, nodes: int, depth: int, width: int | None = None,
+    at: int = 0, parallel: bool = False,
+) -> list[TreeSpeed]:  # fmt: skip
+    """Best tree for each largest number of nodes 0, 1, ..., `nodes`, of any depth up to `depth`, at these costs.
+
+    Section 3.3 of [Chen2024]: for each depth the tree with most accepted tokens, then the depth and the number of nodes with the
+    largest speed-up. `cost` is that of the whole batch (`UnitCost.of_batch`, or hardware costs with their number of sequences), and
+    a round starts at position `at`.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> cost = UnitCost(32, cost_ratio=0.05, verify_cost=((1, 1.0), (8, 1.1), (64, 6.0)))
+    >>> found = best_trees([[0.6, 0.2, 0.1]] * 4, 32, cost, nodes=16, depth=4)
+    >>> found[16].tree.nodes, round(found[16].speedup, 3), found[4].tree.parents
+    (7, 2.173, (-1, -1, 0, 1))
+    """
+    plain = float(cost.plain_times(at))
+    best = [TreeSpeed(None, 1.0)]
+    by_depth = [OptimalTrees(rates, nodes, levels, width) for levels in range(1, depth + 1)] if nodes else []
+    for count in range(1, nodes + 1):
+        found = best[-1]
+        for trees in by_depth:
+            tree = trees.tree(count)
+            if tree.nodes == count:
+                gain = (1 + float(trees.accepted[count])) * plain / round_time(tree, layers, cost, at=at, parallel=parallel)
+                found = max(found, TreeSpeed(tree, gain), key=lambda each: each.speedup)
+        best.append(found)
+    return best
+
+
+def best_tree(
+    rates: Sequence[Sequence[float]], layers: int, cost: StepCosts, *, nodes: int, depth: int, width: int | None = None,
+    at: int = 0, parallel: bool = False,
+) -> TreeSpeed:  # fmt: skip
+    """Best tree of at most `nodes` nodes; see `best_trees`.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> cost = UnitCost(32, cost_ratio=0.05, verify_cost=((1, 1.0), (2, 2.0), (64, 64.0)))  # arithmetic limits every pass
+    >>> best_tree([[0.6, 0.2]] * 4, 32, cost, nodes=8, depth=4)
+    TreeSpeed(tree=None, speedup=1.0)
+    """
+    return best_trees(rates, layers, cost, nodes=nodes, depth=depth, width=width, at=at, parallel=parallel)[-1]

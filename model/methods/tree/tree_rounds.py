@@ -1,0 +1,367 @@
+"""Rounds of tree drafts: their prices, the walk of many replications at once, and its moments.
+
+A round that starts at output position s drafts the tree of min(D, l - 1 - s) levels, where l is the number of tokens; in a batch
+that is kept full all D levels, and tokens after l are dropped. The ranks of the target's tokens from s on
+(`model.outcomes.rank_laws`) lead from the root to the node where the round ends. The first draft pass of the next round reads what
+the draft has not read, so its time depends on that node: one token more than usual after a node that the draft has not read, and
+with a draft that reads the target's states, one more for each accepted token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base import checks
+from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
+from model.methods.rounds import Moments, Tally, mean_of, mixed
+from model.methods.tree.algorithm import EAGLE_2, Parameters
+from model.methods.tree.draft_trees import ROOT, DraftTree
+from model.outcomes.rank_laws import RankLaw, RankRates, Ranks, ReplayedRanks
+from model.steps import LayerSpan
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+# --- Prices -------------------------------------------------------------------------------------------------------------
+
+
+class TreePasses(NamedTuple):
+    """Passes of a round that drafts some levels of a tree."""
+
+    drafted: int
+    """Nodes, which are verified together with the text's last token."""
+    widths: tuple[int, ...]
+    """Tokens of the draft's passes after the first; none with a parallel draft."""
+
+    @property
+    def read(self) -> int:
+        """Tokens that the draft reads, without those that it reads again."""
+        return 1 + sum(self.widths)
+
+
+def passes_of(parameters: Parameters, levels: int) -> TreePasses:
+    """Passes of a round that drafts `levels` levels; they do not depend on the class of confidence.
+
+    >>> [passes_of(Parameters(8, "full", 2, 2), levels) for levels in (0, 1, 2)]
+    [TreePasses(drafted=0, widths=()), TreePasses(drafted=2, widths=()), TreePasses(drafted=6, widths=(2,))]
+    """
+    if not levels:
+        return TreePasses(0, ())
+    if parameters.shape == EAGLE_2:
+        width, nodes = parameters.width or 0, parameters.nodes or 0
+        return TreePasses(min(nodes, width + (levels - 1) * width**2), (width,) * (levels - 1))
+    tree = parameters.trees[0].cut(levels)
+    return TreePasses(tree.nodes, () if parameters.drafts_in_one_pass else tree.draft_widths)
+
+
+class TreePrices(NamedTuple):
+    """Prices of rounds by their start position, for decodings of a number of tokens."""
+
+    time: Floats
+    """Shape (tokens, 1 + most unread): by the tokens that the first draft pass reads besides the text's last one."""
+    busy: Floats
+    """Unit-time, of the same shape."""
+    operations: Floats
+    """Arithmetic, in units of one token in a pass of the target; shape (tokens,)."""
+    drafted: Floats
+    """Nodes; shape (tokens,)."""
+    levels: Integers
+    """Drafted levels; shape (tokens,)."""
+
+
+def levels_of(parameters: Parameters, tokens: int) -> Integers:
+    """Levels that a round drafts from each position."""
+    most = parameters.levels
+    return np.minimum(most, np.arange(tokens - 1, -1, -1)) if parameters.cut else np.full(tokens, most)
+
+
+def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
+    """Prices of the rounds of a decoding of `tokens` tokens.
+
+    With models on separate units a round that drafts uses the link twice. In a round of levels D with w_1, w_2, ... nodes that the
+    draft reads, it makes passes over 1, w_1, ..., w_(D-1) tokens, and the target one over all nodes and the text's last token.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> found = prices(Parameters(10, "full", 2, 2), UnitCost(10, cost_ratio=0.1, operations_ratio=0.5), 3)
+    >>> found.time[:, 0].tolist(), found.drafted.tolist(), found.operations.tolist()  # the last rounds are cut
+    ([12.0, 11.0, 10.0], [6.0, 2.0, 0.0], [8.5, 3.5, 1.0])
+    """
+    levels, start = levels_of(parameters, tokens), np.arange(tokens)
+    several, parallel = parameters.several_hypotheses, parameters.drafts_in_one_pass
+    unread = most_unread(parameters)
+    time, busy = np.zeros((2, tokens, 1 + unread))
+    operations, drafted = np.ones(tokens), np.zeros(tokens)
+    link = 2 * cost.link * (parameters.placement == "separate")
+    ratio = cost.operations("draft")
+
+    def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
+        cost.require("draft")
+        return np.broadcast_to(cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at), at.shape)
+
+    for count in np.unique(levels).tolist():
+        here = np.flatnonzero(levels == count)
+        at, passes = start[here], passes_of(parameters, count)
+        size = passes.drafted + 1
+        verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
+        own = np.zeros((len(here), 1 + unread))
+        if count:
+            heads, tree = (count, False) if parallel else (1, several)
+            alone = draft(heads, at, heads, tree)
+            own += alone[:, None]
+            for level, width in enumerate(passes.widths, 1):
+                own += draft(width, at + level, width, several)[:, None]
+            for more in range(1, 1 + unread):
+                after = at >= more  # the round before began at position 0 or later
+                own[after, more] += draft(heads + more, at[after] - more, heads, tree) - alone[after]
+            operations[here] += (count if parallel else passes.read) * ratio
+        time[here] = own + np.broadcast_to(verify, at.shape)[:, None] + link * (count > 0)
+        busy[here] = own * cost.draft_devices + np.broadcast_to(verify, at.shape)[:, None]
+        operations[here] += passes.drafted
+        drafted[here] = passes.drafted
+    return TreePrices(time, busy, operations, drafted, levels)
+
+
+def most_unread(parameters: Parameters) -> int:
+    """Largest number of tokens that the first draft pass of a round reads besides the text's last one."""
+    return parameters.levels if parameters.reads_states else 1
+
+
+# --- Where rounds end ---------------------------------------------------------------------------------------------------
+
+
+class Endings:
+    """Where the rounds of a tree end: the accepted tokens of each node, and the tokens that the draft has not read there.
+
+    Number 0 stands for the root, 1 + i for node i.
+    """
+
+    def __init__(self, parameters: Parameters, tree: DraftTree) -> None:
+        self.tree = tree
+        self.accepted = np.array([0, *tree.depths], dtype=np.int64)
+        if parameters.reads_states:
+            self.unread = self.accepted
+        else:
+            passed = tree.passed
+            self.unread = np.array([0, *[int(node not in passed) for node in range(tree.nodes)]], dtype=np.int64)
+
+    @cached_property
+    def following(self) -> NDArray[np.intp]:
+        """Next state by state and rank, flat with `tree.width` + 2 columns; states from the number of nodes + 1 on have ended."""
+        size, columns = self.tree.nodes + 1, self.tree.width + 2
+        found = np.repeat(np.arange(2 * size)[:, None], columns, axis=1)
+        found[:size] += size  # no child with this rank: the round ends here
+        for parent, children in self.tree.children.items():
+            for rank, child in enumerate(children, 1):
+                found[parent - ROOT, rank] = child + 1
+        return found.reshape(-1)
+
+    def of_ranks(self, ranks: Ranks) -> NDArray[np.intp]:
+        """Number of the node where rounds end, by their ranks; shape (..., depth, replications) without the axis of depths."""
+        columns, size = self.tree.width + 2, self.tree.nodes + 1
+        shape = ranks.shape[:-2] + ranks.shape[-1:]
+        state = np.zeros(shape, dtype=np.intp)
+        for depth in range(min(self.tree.depth, ranks.shape[-2])):
+            state *= columns
+            state += np.minimum(ranks[..., depth, :], columns - 1)
+            state = self.following[state]
+        return state % size
+
+    def chances(self, rates: RankRates) -> Floats:
+        """Probability that a round ends at each node, with rates of one class."""
+        (table,) = rates.rates
+        given = [row.tolist() for row in table]
+        reached = np.concatenate([[1.0], self.tree.chances(given)])
+        ends = reached.copy()
+        for parent, children in self.tree.children.items():
+            ends[parent - ROOT] -= reached[np.array(children) + 1].sum()
+        return np.asarray(np.maximum(ends, 0.0))
+
+
+class _Trees:
+    """Endings of the trees of a method, by class and drafted levels."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self.known: dict[tuple[int, int], Endings] = {}
+
+    def of(self, index: int, levels: int) -> Endings:
+        """Endings in a class, with at least one level; classes differ only if the tree depends on them."""
+        key = (index if self.parameters.shape == EAGLE_2 else 0, levels)
+        if key not in self.known:
+            self.known[key] = Endings(self.parameters, self.parameters.tree_of_class(*key))
+        return self.known[key]
+
+    def endings(self, outcomes: Ranks, levels: int) -> tuple[Integers, Integers]:
+        """Accepted and unread tokens of rounds with these outcomes, shape (positions, replications)."""
+        ranks = outcomes[:, 1:]
+        if self.parameters.shape != EAGLE_2:
+            own = self.of(0, levels)
+            ends = own.of_ranks(ranks)
+            return own.accepted[ends], own.unread[ends]
+        accepted, unread = np.zeros((2, len(outcomes), outcomes.shape[-1]), dtype=np.int64)
+        for index in np.unique(outcomes[:, 0]).tolist():
+            own, mine = self.of(index, levels), outcomes[:, 0] == index
+            ends = own.of_ranks(ranks)[mine]
+            accepted[mine], unread[mine] = own.accepted[ends], own.unread[ends]
+        return accepted, unread
+
+
+# --- Many replications at once ------------------------------------------------------------------------------------------
+
+
+def walk(parameters: Parameters, tokens: int, outcomes: Iterator[Ranks], price: TreePrices, replications: int) -> Tally:
+    """Walk rounds position by position, from tiles of ranks.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> choice = Parameters(10, "full", 2, 2)
+    >>> ranks = np.array([[0, 2, 1], [0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]], dtype=np.uint16)[:, :, None]
+    >>> tally = walk(choice, 5, iter([ranks]), prices(choice, UnitCost(10, cost_ratio=0.1), 5), 1)
+    >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist(), tally.time.round(12).tolist()
+    ([2.0], [8.0], [0, 1, 1], [23.0])
+    """
+    trees, most = _Trees(parameters), price.time.shape[1]
+    start, unread_before = np.zeros((2, replications), dtype=np.int64)
+    time, busy, rounds, drafted, operations = np.zeros((5, replications))
+    counts = np.zeros(parameters.levels + 2, dtype=np.int64)
+    tables = [np.append(each, np.zeros((tokens, 1)), axis=1) for each in (price.time, price.busy)]
+    position = 0
+    for tile in outcomes:
+        rows = tile[: tokens - position]
+        accepted, unread = _endings(trees, rows, price.levels[position : position + len(rows)])
+        remaining = tokens - 1 - position
+        read = np.full(accepted.shape, most)  # what the first draft pass reads besides the last token; `most` where no round starts
+        kept = np.full(accepted.shape, len(counts) - 1)
+        for row in range(len(rows)):
+            starting = start == position + row
+            own = np.minimum(accepted[row], remaining - row) if remaining - row < parameters.levels else accepted[row]
+            np.copyto(read[row], unread_before, where=starting)
+            np.copyto(kept[row], own, where=starting)
+            np.copyto(start, own + (position + row + 1), where=starting)
+            np.copyto(unread_before, unread[row], where=starting)
+        own_rows = slice(position, position + len(rows))
+        for total, table in zip((time, busy), tables, strict=True):
+            total += np.take_along_axis(table[own_rows], read, axis=1).sum(axis=0)
+        starts = (read < most).astype(np.float64)
+        rounds += starts.sum(axis=0)
+        drafted += price.drafted[own_rows] @ starts
+        operations += price.operations[own_rows] @ starts
+        counts += np.bincount(kept.ravel(), minlength=len(counts))
+        position += len(rows)
+    return Tally(time, busy, operations, rounds, drafted, counts[:-1])
+
+
+def _endings(trees: _Trees, outcomes: Ranks, levels: Integers) -> tuple[Integers, Integers]:
+    """Accepted and unread tokens of rounds that draft these numbers of levels; shape (positions, replications)."""
+    whole = int(np.count_nonzero(levels == levels[0])) if levels[0] else 0
+    parts = [trees.endings(outcomes[:whole], int(levels[0]))] if whole else []
+    for row in range(whole, len(outcomes)):
+        count, one = int(levels[row]), outcomes[row : row + 1]
+        none = np.zeros((1, outcomes.shape[-1]), dtype=np.int64)
+        parts.append(trees.endings(one, count) if count else (none, none))
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+# --- Expectations -------------------------------------------------------------------------------------------------------
+
+
+class Cells(NamedTuple):
+    """The possible endings of a round: accepted tokens, tokens that the draft has not read, and their probability."""
+
+    accepted: Integers
+    unread: Integers
+    chance: Floats
+
+
+def cells(parameters: Parameters, law: RankRates, levels: int) -> Cells:
+    """Endings of a round that drafts this number of levels, over all classes.
+
+    >>> found = cells(Parameters(10, "full", 2, 2), RankRates([[[0.6, 0.2], [0.5]]]), 2)
+    Traceback (most recent call last):
+        ...
+    model.base.checks.ParameterError: rates[1] must have a rate for each of 2 ranks, got 1; give more, or draft fewer candidates
+    >>> found = cells(Parameters(10, "full", 2, 2), RankRates([[[0.6, 0.2], [0.5, 0.1]]]), 2)
+    >>> found.accepted.tolist(), found.unread.tolist(), found.chance.round(12).tolist()
+    ([0, 1, 2], [0, 0, 1], [0.2, 0.32, 0.48])
+    """
+    if not levels:
+        return Cells(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.ones(1))
+    found: dict[tuple[int, int], float] = {}
+    trees = _Trees(parameters)
+    for index, weight in enumerate(law.weights):
+        own = trees.of(index, levels)
+        for accepted, unread, chance in zip(
+            own.accepted.tolist(), own.unread.tolist(), own.chances(law.of_class(index)).tolist(), strict=True
+        ):
+            found[accepted, unread] = found.get((accepted, unread), 0.0) + weight * chance
+    order = sorted(found)
+    accepted, unread = np.array(order, dtype=np.int64).T
+    return Cells(accepted, unread, np.array([found[each] for each in order]))
+
+
+class Visits(NamedTuple):
+    """Rounds by start position and unread tokens, shape (tokens, 1 + most unread)."""
+
+    mass: Floats
+    """Probability that a round starts there."""
+    first: Floats
+    """Mean time until then, times that probability."""
+
+
+def visits(parameters: Parameters, tokens: int, law: RankRates, time: Floats) -> Visits:
+    """Rounds that start at each position, by a forward recursion; `time` has the shape of `TreePrices.time`."""
+    levels, most = levels_of(parameters, tokens), time.shape[1]
+    known = {count: cells(parameters, law, count) for count in np.unique(levels).tolist()}
+    ahead = np.zeros((2, tokens + 1, most))
+    ahead[0, 0, 0] = 1.0
+    for start in range(tokens):
+        accepted, unread, chance = known[int(levels[start])]
+        mass = ahead[0, start]
+        ends = np.minimum(start + 1 + accepted, tokens), unread
+        np.add.at(ahead[0], ends, float(mass.sum()) * chance)
+        np.add.at(ahead[1], ends, float(ahead[1, start].sum() + mass @ time[start]) * chance)
+    return Visits(ahead[0, :tokens], ahead[1, :tokens])
+
+
+def moments(parameters: Parameters, tokens: int, law: RankLaw, price: TreePrices) -> Moments:
+    """Exact moments of `walk`; over records, the moments of equally likely ones.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> choice = Parameters(10, "chain", 3)
+    >>> flat = prices(choice, UnitCost(10, cost_ratio=0.0), 128)
+    >>> round(moments(choice, 128, RankRates([[[0.79]] * 3]), flat).rounds, 3)  # 128 / 2.907 is 44.030
+    44.446
+    """
+    if isinstance(law, ReplayedRanks):
+        count = len(law.records)
+        draws = np.broadcast_to((np.arange(count) + 0.5) / count, (tokens, count))
+        return mean_of(walk(parameters, tokens, law.sample(iter([draws])), price, count))
+    if not isinstance(law, RankRates):
+        raise checks.ParameterError("this law of ranks has no closed form; ask for views = ['paths']")
+    if law.by_sequence and law.classes > 1:
+        parts = [_of_class(parameters, index, tokens, law, price) for index in range(law.classes)]
+        return mixed(parts, law.weights)
+    return _independent(parameters, tokens, law, price)
+
+
+def _of_class(parameters: Parameters, index: int, tokens: int, law: RankRates, price: TreePrices) -> Moments:
+    weights = np.zeros(law.classes)
+    weights[index] = 1.0
+    return _independent(parameters, tokens, RankRates(law.rates, weights), price)
+
+
+def _independent(parameters: Parameters, tokens: int, law: RankRates, price: TreePrices) -> Moments:
+    """Moments with independent rounds."""
+    mass, first = visits(parameters, tokens, law, price.time)
+    time = price.time
+    mean, square = float((mass * time).sum()), float((time * (2 * first + time * mass)).sum())
+    starts = mass.sum(axis=1)
+    busy, rounds = float((mass * price.busy).sum()), float(starts.sum())
+    return Moments(
+        mean, max(square - mean**2, 0.0), busy, float(starts @ price.operations), rounds, float(starts @ price.drafted)
+    )
