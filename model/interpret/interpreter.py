@@ -246,7 +246,13 @@ class Task:
     @property
     def running(self) -> bool:
         """True while this task or any of its sub-processes runs."""
-        return not self.ended or any(sub.running for sub in self.started)
+        tasks = [self]  # a chain of tasks may be longer than the recursion limit
+        while tasks:
+            task = tasks.pop()
+            if not task.ended:
+                return True
+            tasks += task.started
+        return False
 
 
 def _one_pass(step: Forward) -> Steps:

@@ -215,6 +215,11 @@ class MethodParameters(TableRecord):
         return 0
 
     @property
+    def most_unverified(self) -> int:
+        """Largest number of drafted tokens that no pass has verified yet: simulated outcomes reach that far."""
+        return self.longest_draft
+
+    @property
     def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the target, over all sequences that are decoded together."""
         return 1

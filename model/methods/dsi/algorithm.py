@@ -42,7 +42,7 @@ from model.methods.pearl.algorithm import verify
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft
-from model.methods.transfers import returned_to, stop_order
+from model.methods.transfers import kept_on, returned_to, stop_order
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 DRAFT_UNIT = 0
@@ -125,7 +125,12 @@ class Parameters(DraftModel):
 
     @property
     def longest_draft(self) -> int:
-        """Largest number of unverified tokens: drafting never waits."""
+        """Largest number of drafted tokens that one pass verifies."""
+        return self.lookahead
+
+    @property
+    def most_unverified(self) -> int:
+        """Largest number of drafted tokens that no pass has verified yet: drafting never waits."""
         return MAX_OUTPUT
 
     @property
@@ -152,7 +157,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     """Yield the steps that decode `tokens` tokens after a prompt of at least one, ending early at a token of `stop`."""
     sequence, end = list(prompt), len(prompt) + tokens
     target = Model("target", parameters.layers, DRAFT_UNIT + 1)
-    home = (yield from _prefilled(target, prompt)) if prompt[:-1] else None
+    home = yield from _prefilled(target, prompt) if prompt[:-1] else returned_to(DRAFT_UNIT)
     drafter, draft_home, replica = Model("draft", parameters.draft_layers, DRAFT_UNIT, 0, parameters.sampled), None, 0
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         begun = len(sequence)
@@ -243,6 +248,8 @@ class Speculation:
         waiting = self.guesses[before + 1 : last]
         kept, token, goes_on = yield from verify(out, waiting, self._after(last), self.parameters.sampled)
         self.homes.append(home)
+        accepted = before + 1 + kept + goes_on
+        yield from kept_on(DRAFT_UNIT, home, *self.drafting[accepted - 1 : accepted])
         yield from commit(sequence, waiting, kept, token, stop)
         if not goes_on or sequence[-1] in stop:
             return False

@@ -388,7 +388,7 @@ def steps(x: Example) -> Steps:
 
 def world(x: Example) -> World:
     """Return the simulated answers of the models in an example's decoding."""
-    known = survivors({"draft_length": parameters_of(x).longest_draft, "accept": x["accept"]})
+    known = survivors({"draft_length": parameters_of(x).most_unverified, "accept": x["accept"]})
     return World(1, parameters_of(x).layers, drafts={"draft": DraftOutcomes("target", known)})
 
 
