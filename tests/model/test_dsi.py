@@ -43,16 +43,17 @@ def counted(parameters: Parameters, accept: list[bool]) -> CountedWork:
 def test_worked_decoding() -> None:
     """Seven tokens, lookahead 2, two replicas, the fourth drafted token rejected; a pass takes 4, a draft pass 1, the link 1.
 
-    Pass 0 is sent at 0 and back at 6; pass 1, over the tokens drafted by 2, is sent at 2 and back at 8. Both replicas are busy until
-    then: pass 2, over the tokens drafted by 4, is sent at 6. The fourth token is rejected by pass 2, at 12. Pass 3 was sent at 8, when
-    pass 1 was back and six tokens were drafted. The order to stop arrives at 13, when it has just ended.
+    Pass 0 is sent at 0 and back at 6; pass 1, over the tokens drafted by 2, is sent at 2 and back at 8. Both replicas are busy
+    until then: pass 2, over the tokens drafted by 4, is sent at 6. The fourth token is rejected by pass 2, at 12. Pass 3 was sent
+    at 8, when pass 1 was back and six tokens were drafted. The order to stop arrives at 13, when it has just ended.
     """
     parameters, cost = Parameters(4, 2, 2, draft_layers=2), UnitCost(4, cost_ratio=0.25, link=1.0, draft_devices=0.5)
     run = simulated(parameters, [True, True, True, False, True, True, False], cost)
     assert run.tokens == [*range(1, 8)]
     assert [time for time, *_ in run.commits[:3]] == [6, 8, 12]
     target = [row for row in run.intervals if row.unit > 0]
-    assert [(row.unit, row.start, row.end, row.width) for row in target[:4]] == [(1, 1, 5, 1), (2, 3, 7, 3), (1, 7, 11, 4), (2, 9, 13, 4)]
+    made = [(row.unit, row.start, row.end, row.width) for row in target[:4]]
+    assert made == [(1, 1, 5, 1), (2, 3, 7, 3), (1, 7, 11, 4), (2, 9, 13, 4)]
     # From there two tokens are drafted by 14; pass 0 of the new speculation is back at 18, pass 1 is sent at 14 and back at 20.
     assert run.latency == 20
     assert run.busy == 6 * 4 + 0.5 * (6 + 2)
@@ -100,7 +101,9 @@ def test_speed_up_is_that_of_many_tokens(alpha: float, lookahead: int, verifiers
 
 
 @given(RATES, st.integers(1, 6), st.integers(1, 4), st.integers(1, 8), st.floats(1, 4))
-def test_break_even_link_gives_the_wanted_speed_up(alpha: float, lookahead: int, verifiers: int, eighths: int, against: float) -> None:
+def test_break_even_link_gives_the_wanted_speed_up(
+    alpha: float, lookahead: int, verifiers: int, eighths: int, against: float
+) -> None:
     ratio = eighths / 8
     link = float(dsi.break_even_link(alpha, lookahead, verifiers, ratio, against))
     free = float(dsi.speedup(alpha, lookahead, verifiers, ratio))

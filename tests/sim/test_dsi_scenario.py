@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.commands.sim_app import app
+from sim.runs.trace import record
 from sim.scenarios import scenario_file
 from sim.scenarios.grid import Grid
-from sim.runs.trace import record
 from sim.views import formula_view
 from tests.project.test_bad_input import one_line, refused
 from tests.sim.test_pearl_scenario import IID, LAWS

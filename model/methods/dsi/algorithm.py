@@ -124,6 +124,11 @@ class Parameters(DraftModel):
         return 1 + self.verifiers
 
     @property
+    def target_replicas(self) -> int:
+        """Units that each hold the whole target."""
+        return self.verifiers
+
+    @property
     def longest_draft(self) -> int:
         """Largest number of drafted tokens that one pass verifies."""
         return self.lookahead
@@ -265,7 +270,7 @@ class Speculation:
     def stop(self, *, at_once: bool) -> Steps:
         """Stop drafting, and the passes whose results are not needed; the replicas when the order arrives, or all at once."""
         running = [number for number in self.passes if number >= len(self.homes)]
-        if self.drafting:
+        if len(self.guesses) < self.limit:
             yield Stop((self.drafting[-1],))
         if at_once:
             yield Stop(tuple(self.passes[number] for number in running))
