@@ -93,7 +93,8 @@ def decode(
     run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
     tokenized = run.tokenize(asked, chat=template == CHAT)
     read_by = run.use_heads(heads, tokenized[0])
-    if processes and run.parameters(tokenized[0].prompt).reads_states:
+    parameters = run.parameters(tokenized[0].prompt)
+    if processes and parameters.reads_states:
         raise ParameterError("--processes is not for draft heads, which read the target's states in its process; leave it out")
     replicas = {role: Replica(name, where, dtype) for role, name in names.items()} if processes else {}
     head = {
@@ -101,19 +102,19 @@ def decode(
         "sampling": None if sampling is None else vars(sampling), "heads": read_by, "device": where, "dtype": dtype,
         "models": run.about, "versions": run.versions,
     }  # fmt: skip
-    with _apart(replicas) as pool:
+    with _apart(replicas, parameters.target_replicas) as pool:
         _follow(replace(run, pool=pool), asked, tokenized, head | {"processes": processes}, log, as_json, quiet)
 
 
 @contextlib.contextmanager
-def _apart(replicas: Mapping[str, Replica]) -> Iterator[ModelProcesses | None]:
-    """Start one process per model, if there are any."""
+def _apart(replicas: Mapping[str, Replica], copies: int) -> Iterator[ModelProcesses | None]:
+    """Start one process per model, if there are any, and `copies` of the target."""
     if not replicas:
         yield None
         return
     from calibrate.workers.model_processes import started
 
-    with started(replicas) as found:
+    with started(replicas, copies={"target": copies}) as found:
         yield found
 
 

@@ -16,6 +16,11 @@ stop by the clock only if a layer takes the same time in both models.
 A worker keeps the cache rows of one chain of processes: each pass must continue from the rows of the previous one. Rows are never
 copied between processes, and several sub-processes of one model, as in beam search, are refused.
 `calibrate.workers.over_processes` runs one model on several units, and copies rows between them.
+
+A model may have several replicas, each in a process, as for distributed speculative inference: `copies` of `started`. Every unit on
+which the algorithm makes passes of the model has one of them. A replica that lacks rows, because another replica has made them,
+reads their tokens again at the start of its next pass (`OverModels.reread`): the rows are the same up to rounding. A pass that an
+algorithm stops is not interrupted: its replica finishes it before the next one.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real, RunTimes, Sampling
@@ -55,8 +61,10 @@ class DistantModel:
     def __init__(self, role: str, unit: int, process: Any, end: Connection, patience: float) -> None:
         self.role, self.unit, self.process, self.end, self.patience = role, unit, process, end, patience
         self.name, self.layers, self.vocabulary = "", 0, 0
-        self.row_passes: list[int] = []
-        """Number of the pass that made the row of each position."""
+        self.serves: int | None = None
+        """Unit of the algorithm whose passes it makes, where the model has several replicas."""
+        self.row_passes: list[tuple[int, int]] = []
+        """Number of the pass that made the row of each position, and its token."""
         self.pending: deque[_DistantOutput | None] = deque()
         """Outputs that wait for an answer, in the order of their requests; None for an answer that is not needed."""
 
@@ -121,11 +129,11 @@ class _DistantOutput(PassOutput):
 
 
 class _Rows:
-    """Rows that the models hold according to a process: the number of positions, and the pass that made each."""
+    """Rows that the models hold according to a process: the number of positions, and the pass and token that made each."""
 
     def __init__(self) -> None:
         self.expected_rows = Cache()
-        self.made: dict[str, list[int]] = {}
+        self.made: dict[str, list[tuple[int, int]]] = {}
 
     def copy(self) -> _Rows:
         """Return the rows with which a sub-process starts."""
@@ -137,20 +145,24 @@ class _Rows:
 class ModelProcesses:
     """Worker processes with one model each. See `started`."""
 
-    def __init__(self, replicas: Mapping[str, Replica], *, pin: bool, patience: float) -> None:
-        self.models: dict[str, DistantModel] = {}
+    def __init__(
+        self, replicas: Mapping[str, Replica], *, pin: bool, patience: float, copies: Mapping[str, int] | None = None
+    ) -> None:
+        self.replicas: dict[str, list[DistantModel]] = {role: [] for role in replicas}
+        """Processes of each model, by role."""
         self.broken = self.closed = False
         cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
         context = context_of_workers()
         try:
-            for unit, (role, replica) in enumerate(replicas.items()):
+            wanted = [role for role in replicas for _ in range((copies or {}).get(role, 1))]
+            for unit, role in enumerate(wanted):
                 ours, theirs = context.Pipe()
                 core = cores[unit % len(cores)] if cores else None
-                process = context.Process(target=work, args=(theirs, replica, core), daemon=True, name=f"{role} model")
-                self.models[role] = DistantModel(role, unit, process, ours, patience)
+                process = context.Process(target=work, args=(theirs, replicas[role], core), daemon=True, name=f"{role} model")
+                self.replicas[role].append(DistantModel(role, unit, process, ours, patience))
                 process.start()
                 theirs.close()
-            for model in self.models.values():
+            for model in self.processes:
                 model.name, model.layers, model.vocabulary = model.answer(STARTING)
         except BaseException:
             self.broken = True
@@ -158,32 +170,55 @@ class ModelProcesses:
             raise
 
     @property
+    def models(self) -> dict[str, DistantModel]:
+        """First process of each model, by role."""
+        return {role: held[0] for role, held in self.replicas.items()}
+
+    @property
+    def processes(self) -> list[DistantModel]:
+        """All processes, in the order of their units."""
+        return [model for held in self.replicas.values() for model in held]
+
+    @property
     def units(self) -> int:
-        """Number of models, each on a separate unit."""
-        return len(self.models)
+        """Number of processes, each on a separate unit."""
+        return len(self.processes)
+
+    def replica(self, role: str, unit: int | None) -> DistantModel:
+        """Process that makes the passes of a model on this unit of the algorithm; a unit keeps its process."""
+        held = self.replicas[role]
+        if len(held) == 1 or unit is None:
+            return held[0]
+        for model in held:
+            if model.serves in (None, unit):
+                model.serves = unit
+                return model
+        raise ParameterError(
+            f"replicas of the {role} model must be as many as the units of its passes, got {len(held)}; start more processes"
+        )
 
     def renew(self) -> None:
         """Make all models begin a new sequence."""
         if self.closed or self.broken:
             why = "are closed" if self.closed else "are broken by an earlier error"
             raise ProcessError(f"the processes {why}; start them again")
-        for model in self.models.values():
+        for model in self.processes:
             model.ask("new")
             model.pending.append(None)
             while model.pending:
                 model.take()
-            model.row_passes = []
+            model.row_passes, model.serves = [], None
 
     def close(self) -> None:
         """End all workers: idle ones by request, others at once."""
         if self.closed:
             return
         self.closed = True
-        for model in self.models.values():
+        for model in self.processes:
             with contextlib.suppress(OSError, ProcessError):
                 if not self.broken:
                     model.ask("end")
-        for model in self.models.values():
+        for model in self.processes:
             if model.process.pid is None:
                 continue
             model.process.join(0 if self.broken else 2)
@@ -194,7 +229,9 @@ class ModelProcesses:
 
 
 @contextlib.contextmanager
-def started(replicas: Mapping[str, Replica], *, pin: bool = True, patience: float = PATIENCE) -> Iterator[ModelProcesses]:
+def started(
+    replicas: Mapping[str, Replica], *, pin: bool = True, patience: float = PATIENCE, copies: Mapping[str, int] | None = None
+) -> Iterator[ModelProcesses]:
     """Start a worker process for each model, by role; they end with the block, however it is left.
 
     Parameters
@@ -205,13 +242,17 @@ def started(replicas: Mapping[str, Replica], *, pin: bool = True, patience: floa
         Whether to pin each process to one core, if the system allows it.
     patience
         Longest time of a pass [s]; a worker that takes longer counts as hung.
+    copies
+        Number of processes with a replica of the model, by role; default: one.
     """
     checks.number("patience", patience, 0.001)
+    for role, count in (copies or {}).items():
+        checks.whole(f"copies of the {role} model", count, 1, checks.MAX_UNITS)
     for role, replica in replicas.items():
         if replica.device != "cpu":
             wanted = f"device of the {role} model must be 'cpu' over processes with a model each"
             raise ParameterError(f"{wanted}, got {replica.device!r}")
-    models = ModelProcesses(replicas, pin=pin, patience=patience)
+    models = ModelProcesses(replicas, pin=pin, patience=patience, copies=copies)
     try:
         yield models
     finally:
@@ -243,6 +284,8 @@ class OverModels(Real):
         self.outputs: list[_DistantOutput] = []
         self.run_start = self.seconds = 0.0
         self.serial = 0
+        self.reread = 0
+        """Tokens that replicas have read again, because another replica has made their rows."""
 
     @property
     def spans(self) -> list[Span]:
@@ -263,7 +306,7 @@ class OverModels(Real):
         try:
             work = super().run(steps, tokens)
             self.seconds = time.perf_counter() - self.run_start
-            for model in models.models.values():  # the next run shall have all cores
+            for model in models.processes:  # the next run shall have all cores
                 while model.pending:
                     model.take()
         except BaseException:
@@ -281,29 +324,38 @@ class OverModels(Real):
 
     def forward(self, cache: Any, step: Forward) -> PassOutput:
         """Request a pass."""
-        model = self.models.models.get(step.role)
-        if model is None:
-            has = ", ".join(self.models.models)
+        if step.role not in self.models.replicas:
+            has = ", ".join(self.models.replicas)
             raise ParameterError(f"models must have one of role {step.role}, which the algorithm uses, got {has}")
+        model = self.models.replica(step.role, step.unit)
         self._refuse(step, model)
         rows: _Rows = cache
         rows.expected_rows.write(step)
         mine = rows.made.setdefault(step.role, [])
-        if mine[: step.at] != model.row_passes[: step.at]:
-            raise ParameterError(
-                "a run over processes with a model each keeps the rows of one chain of processes, and two processes continue those"
-                f" of the {step.role} model; run this method in one process"
-            )
+        first = self._first_unread(step, model, mine)
         self.serial += 1
-        for held in (mine, model.row_passes):
-            held[step.at :] = [self.serial] * len(step.tokens)
-        tokens = step.tokens if self.answers is None else self.to_vocabulary(step.role, step.tokens)
+        mine[step.at :] = [(self.serial, token) for token in step.tokens]
+        model.row_passes[first:] = mine[first:]
+        self.reread += step.at - first
+        words = tuple(token for _, token in mine[first:])
+        tokens = words if self.answers is None else self.to_vocabulary(step.role, words)
         output = _DistantOutput(step, model)
-        model.ask("pass", tokens, step.at, step.heads)
+        model.ask("pass", tokens, first, step.heads)
         model.pending.append(output)
         if self.recording or self.times is not None:
             self.outputs.append(output)
         return output
+
+    def _first_unread(self, step: Forward, model: DistantModel, mine: Sequence[tuple[int, int]]) -> int:
+        """Position of the first token that the process must read for a pass; before that of the pass if it lacks rows."""
+        if mine[: step.at] == model.row_passes[: step.at]:
+            return step.at
+        if len(self.models.replicas[step.role]) == 1:
+            raise ParameterError(
+                "a run over processes with a model each keeps the rows of one chain of processes, and two processes continue those"
+                f" of the {step.role} model; run this method in one process, or with a replica for each unit of its passes"
+            )
+        return len([*takewhile(lambda pair: pair[0] == pair[1], zip(mine[: step.at], model.row_passes, strict=False))])
 
     def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Raise `ParameterError`: rows stay in their process."""

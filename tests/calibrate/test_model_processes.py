@@ -17,6 +17,7 @@ from model.base.checks import ParameterError
 from model.logs.recorded_decoding import AnsweredRead
 from model.methods.amusd import algorithm as amusd
 from model.methods.beam import algorithm as beam
+from model.methods.dsi import algorithm as dsi
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
@@ -75,6 +76,76 @@ def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, model
             assert found.tokens == [*real_models.reference_tokens(decoders["target"].full, prompt, tokens)]
         assert len(apart.spans) == found.account.passes
         assert {(span.unit, span.role) for span in apart.spans} <= {(0, "target"), (1, "draft")}
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[ModelProcesses]:
+    """The draft model and two replicas of the target."""
+    with started({role: replica(role) for role in ("target", "draft")}, patience=PATIENCE, copies={"target": 2}) as found:
+        yield found
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("lookahead", "verifiers"), [(1, 2), (3, 2), (2, 1)])
+def test_replicas_of_the_target_verify_as_one_process_does(
+    lookahead: int, verifiers: int, sampled: bool, three: ModelProcesses, decoders: Any
+) -> None:
+    """The same reads and answers: a replica reads again what another one has read, and its rows are the same."""
+    parameters = dsi.Parameters(LAYERS, lookahead, verifiers, sampled=sampled, **SMALL)
+    for prompt, tokens in ((PROMPT, 24), ([7], 1), ([7], 9)):
+        logs: list[list[AnsweredRead]] = [[], []]
+        apart = OverModels(three, random_draws=RandomDraws(5), log=logs[0], record=True, sampling=WARM)
+        alone = Real(decoders, random_draws=RandomDraws(5), log=logs[1], sampling=WARM)
+        found, want = (each.run(dsi.decode(parameters, prompt, tokens), tokens) for each in (apart, alone))
+        assert found.tokens == want.tokens
+        assert [each.question for each in logs[0]] == [each.question for each in logs[1]]
+        assert [each.answer for each in logs[0]] == pytest.approx([each.answer for each in logs[1]], rel=1e-9)
+        assert found.account == want.account
+        assert found.rounds == want.rounds
+        if not sampled:
+            assert found.tokens == [*real_models.reference_tokens(decoders["target"].full, prompt, tokens)]
+        assert {span.unit for span in apart.spans if span.role == "draft"} <= {2}
+        used = {span.unit for span in apart.spans if span.role == "target"}
+        assert used == ({0, 1} if verifiers == 2 and tokens > 9 else {0}) or tokens == 9
+        assert (apart.reread > 0) == (verifiers == 2 and tokens > 1)
+
+
+def test_passes_of_replicas_are_requested_while_others_work(three: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any speed: both replicas have a request before the first result is read, and drafting goes on meanwhile."""
+    seen: list[str] = []
+    ask, take = DistantModel.ask, DistantModel.take
+
+    def asking(model: DistantModel, *what: Any) -> None:
+        if what[0] == "pass":
+            seen.append(f"{model.role} {model.unit} asked")
+        ask(model, *what)
+
+    def taking(model: DistantModel) -> Any:
+        seen.append(f"{model.role} {model.unit} taken")
+        return take(model)
+
+    monkeypatch.setattr(DistantModel, "ask", asking)
+    monkeypatch.setattr(DistantModel, "take", taking)
+    OverModels(three).run(dsi.decode(dsi.Parameters(LAYERS, 1, 2, **SMALL), [7], 12), 12)
+    begun = seen[seen.index("target 0 asked") :]
+    begun = begun[: begun.index("target 0 taken")]
+    assert begun[:2] == ["target 0 asked", "draft 2 asked"]
+    assert "target 1 asked" in begun
+    assert begun.count("draft 2 asked") >= 2
+
+
+def test_more_units_than_replicas_are_refused(three: ModelProcesses, models: ModelProcesses) -> None:
+    words = "replicas of the target model must be as many as the units of its passes, got 2; start more processes"
+    for held, why in ((three, words), (models, "or with a replica for each unit of its passes")):
+        with pytest.raises(ParameterError) as error:
+            OverModels(held).run(dsi.decode(dsi.Parameters(LAYERS, 1, 3, **SMALL), PROMPT, 12), 12)
+        assert why in str(error.value)
+        held.broken = False
+
+
+def test_copies_are_checked() -> None:
+    with pytest.raises(ParameterError, match="copies of the target model must be between 1"), started({}, copies={"target": 0}):
+        pass
 
 
 def test_drafts_are_accepted_and_rejected(models: ModelProcesses) -> None:
@@ -160,7 +231,7 @@ def test_unsupported_models_are_refused() -> None:
 
 
 def test_missing_model_is_named(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "models", {"target": models.models["target"]})
+    monkeypatch.setattr(models, "replicas", {"target": models.replicas["target"]})
     with pytest.raises(ParameterError, match=r"must have one of role draft, which the algorithm uses, got target$"):
         OverModels(models).run(pearl.decode(pearl.Parameters(LAYERS, 2, **SMALL), PROMPT, 6), 6)
     models.broken = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -254,6 +255,44 @@ def test_caches_of_ended_tasks_are_freed(stop: str) -> None:
         gc.enable()
     assert counted.work.rounds.total() > 40
     assert 0 < counted.most < 10
+
+
+def test_passes_that_begin_together_take_their_times() -> None:
+    """The shorter of two passes ends first, and its process goes on while the longer pass still runs."""
+    def steps() -> Steps:
+        long, short = yield Fork((passes(4, 4), passes(1, 1, 1)), (0, 1))
+        yield Join((short,))
+        yield Stop((long,))
+        yield Commit("token", (1,))
+
+    def passes(*depths: int) -> Steps:
+        for depth in depths:
+            yield Forward("target", (0,), 0, LayerSpan(0, depth))
+
+    run, work = simulate(steps(), 1, Cluster(2), UnitCost(4), World(1, 4, [])), count(steps(), World(1, 4, []), 1)
+    assert run.account.passes_by_kind == work.account.passes_by_kind
+    assert work.passes == 4
+
+
+def test_chain_of_sub_processes_may_be_longer_than_the_recursion_limit() -> None:
+    depth = 2 * sys.getrecursionlimit()
+
+    def chain(left: int) -> Steps:
+        yield Forward("target", (0,), 0, LayerSpan(0, 1))
+        if left:
+            last.append((yield Fork((chain(left - 1),), (1,)))[0])
+        else:
+            yield Join(())
+
+    def steps() -> Steps:
+        last.append((yield Fork((chain(depth),), (1,)))[0])
+        for number in range(depth):
+            yield Join((last[number],))
+        yield Fork((chain(0),), (0,))  # forgets tasks that have ended with all their sub-processes
+        yield Commit("token", (1,))
+
+    last: list[Any] = []
+    assert count(steps(), World(1, 4, []), 1).forks == depth + 2
 
 
 def test_task_stopped_after_its_end_can_be_adopted() -> None:

@@ -77,7 +77,7 @@ TOKENS, LAYERS = 3, 8
 METHODS: dict[str, dict[str, Any]] = {
     "adaptive": {"policy": "confidence", "max_draft_length": 3, "confidence_threshold": 0.5}, "autoregressive": {},
     "beam": {"draft_length": 3, "beams": 2}, "bild": {}, "early_exit": {}, "hierarchical": {"draft_length": 3},
-    "pearl": {"draft_length": 3}, "ppd": {"exit_layer": 20, "candidates": 1, "layers": 40},
+    "pearl": {"draft_length": 3}, "dsi": {"lookahead": 2, "verifiers": 2}, "ppd": {"exit_layer": 20, "candidates": 1, "layers": 40},
     "skipdecode": {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}, "speculative": {"draft_length": 3},
     "self_speculative": {"exit_layer": 3, "draft_length": 3}, "ngram": {"draft_length": 3},
 }  # fmt: skip
@@ -152,7 +152,7 @@ def test_listed_kinds_of_outcomes_are_those_that_run(name: str, tmp_path: Path, 
             if law in listed.split(", "):
                 assert sim.run(tables).height == 1
             else:
-                with pytest.raises(ParameterError, match="must be by output position with method pearl"):
+                with pytest.raises(ParameterError, match=r"must be by output position with method (pearl|dsi)"):
                     sim.run(tables)
 
 

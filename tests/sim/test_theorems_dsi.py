@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
+from model.interpret.interpreter import Interpreter
 from model.methods.concurrent import concurrent_drafts, unit_transfers
 from model.methods.dsi import algorithm, finite_dsi, paths
 from model.methods.dsi import theory as dsi
@@ -78,8 +79,13 @@ def stopped_unpaid(right: Any, ahead: int, verifiers: int, tokens: int, cost: Un
 
 def never_stopped(right: Any, speculation: Any, *, at_once: bool) -> Any:
     """Stop drafting alone."""
-    if speculation.drafting:
+    if len(speculation.guesses) < speculation.limit:
         yield Stop((speculation.drafting[-1],))
+
+
+def no_further_births(patch: pytest.MonkeyPatch) -> None:
+    """Let the counter finish a pass at once although another process begins at the same moment."""
+    patch.setattr(Interpreter, "born_next", property(lambda _: 0, lambda *_: None), raising=False)
 
 
 def always_stopped_at_once(right: Any, speculation: Any, *, at_once: bool) -> Any:
@@ -183,6 +189,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28d", "stopped at once", with_fault(always_stopped_at_once, SPECULATION, "stop")),
     ("28e", "links once", with_fault(a_link_once, *TABLES)),
     ("28h", "all kept", with_fault(all_kept, *VERIFY)),
+    ("28i", "births forgotten", no_further_births),
     ("29a", "waiting if accepted", with_fault(waiting_if_accepted, SPECULATION, "accepts_next")),
 ]
 

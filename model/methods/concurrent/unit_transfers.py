@@ -15,6 +15,11 @@ def returned_to(unit: int) -> Generator[Step, Any, Any]:
     return tasks[0]
 
 
+def kept_on(unit: int, *ended: Any) -> Steps:
+    """Keep the cache rows of ended tasks, of which the unit has a copy: a process without steps starts from each."""
+    yield Fork(tuple(no_steps() for _ in ended), (unit,) * len(ended), ended)
+
+
 def stop_order(task: Any) -> Steps:
     """Stop a task where this process arrives: the order to stop travels over a link."""
     yield Stop((task,))

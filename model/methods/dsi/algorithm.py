@@ -36,7 +36,7 @@ from typing import Any
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.methods.concurrent.concurrent_drafts import check_separate, verify
-from model.methods.concurrent.unit_transfers import returned_to, stop_order
+from model.methods.concurrent.unit_transfers import kept_on, returned_to, stop_order
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
@@ -119,8 +119,18 @@ class Parameters(DraftModel):
         return 1 + self.verifiers
 
     @property
+    def target_replicas(self) -> int:
+        """Units that each hold the whole target."""
+        return self.verifiers
+
+    @property
     def longest_draft(self) -> int:
-        """Largest number of unverified tokens: drafting never waits."""
+        """Largest number of drafted tokens that one pass verifies."""
+        return self.lookahead
+
+    @property
+    def most_unverified(self) -> int:
+        """Largest number of drafted tokens that no pass has verified yet: drafting never waits."""
         return MAX_OUTPUT
 
     @property
@@ -147,7 +157,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     """Yield the steps that decode `tokens` tokens after a prompt of at least one, ending early at a token of `stop`."""
     sequence, end = list(prompt), len(prompt) + tokens
     target = Model("target", parameters.layers, DRAFT_UNIT + 1)
-    home = (yield from _prefilled(target, prompt)) if prompt[:-1] else None
+    home = yield from _prefilled(target, prompt) if prompt[:-1] else returned_to(DRAFT_UNIT)
     drafter, draft_home, replica = Model("draft", parameters.draft_layers, DRAFT_UNIT, 0, parameters.sampled), None, 0
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         begun = len(sequence)
@@ -238,6 +248,8 @@ class Speculation:
         waiting = self.guesses[before + 1 : last]
         kept, token, goes_on = yield from verify(out, waiting, self._after(last), self.parameters.sampled)
         self.homes.append(home)
+        accepted = before + 1 + kept + goes_on
+        yield from kept_on(DRAFT_UNIT, home, *self.drafting[accepted - 1 : accepted])
         yield from commit(sequence, waiting, kept, token, stop)
         if not goes_on or sequence[-1] in stop:
             return False
@@ -253,7 +265,7 @@ class Speculation:
     def stop(self, *, at_once: bool) -> Steps:
         """Stop drafting, and the passes whose results are not needed; the replicas when the order arrives, or all at once."""
         running = [number for number in self.passes if number >= len(self.homes)]
-        if self.drafting:
+        if len(self.guesses) < self.limit:
             yield Stop((self.drafting[-1],))
         if at_once:
             yield Stop(tuple(self.passes[number] for number in running))

@@ -105,16 +105,13 @@ def speculation_tables(lookahead: int, verifiers: int, tokens: int, cost: StepCo
     operations = np.broadcast_to(read, time.shape).copy()
     for ahead in range(1, min(verifiers, count)):  # passes in flight when the speculation ends
         begun = sent[ahead:, :, None]
-        running = begun < time[:-ahead] * (1 - _ROUNDING)
-        if ahead == 1 and not link:
-            # The drafted token that decides, if it is later than the result, also completes the next pass, which begins at once.
-            running[:, :, AFTER] |= (last[1:] == last[:-1] + 1) & (following[:-1] > decided[:-1] * (1 + _ROUNDING))
+        running = begun <= time[:-ahead] * (1 + _ROUNDING)  # with those that are sent exactly at the rejection
         if not running.any():
             break
-        worked = np.minimum(work[ahead:, :, None], time[:-ahead] - begun)
-        busy[:-ahead] += np.where(running, worked, 0.0)
+        worked = np.clip(time[:-ahead] - np.where(running, begun, np.inf), 0.0, work[ahead:, :, None])
+        busy[:-ahead] += worked
         operations[:-ahead] += np.where(running, wide[ahead:, :, None], 0)
-    # A draft pass that would begin exactly at the rejection is not counted; see `model.methods.pearl.finite_pearl`.
+    # A draft pass that would begin exactly at the rejection is not counted: its process is stopped before it begins.
     if np.any(limit > 0):
         begun_drafts = np.stack([_begun(drafts[s, : limit[s]], time[:, s]) for s in range(tokens)], axis=1)
         operations += np.where(begun_drafts > 0, begun_drafts * per_draft, 0.0)

@@ -133,6 +133,11 @@ def _pipelines() -> SearchStrategy[Example]:
     return integers(1, 6).flatmap(with_exit)
 
 
+def _depths() -> SearchStrategy[Example]:
+    """Draw decodings with the depths of both models, the draft model no deeper than the target."""
+    return _decodings(layers=integers(1, 5), draft_layers=integers(1, 5)).filter(lambda x: x["draft_layers"] <= x["layers"])
+
+
 # --- 14: exactness of the text ---
 
 
@@ -356,6 +361,14 @@ def plain_text(x: Example) -> None:
     equal("rounds", run.rounds, work.rounds)
 
 
+@theorem("28i", "If every layer of both models takes the same time, events and counter make the same passes, with those that are"
+         " stopped.",
+         source="the counter's clock", given=_depths)
+def same_passes(x: Example) -> None:
+    run = play({**x, "cost": {"cost_ratio": x["draft_layers"] / x["layers"]}})
+    equal("passes", run.account.totals(), interpreter.count(steps(x), world(x), size(x)).account.totals())
+
+
 # --- 29: outcomes by position ---
 
 
@@ -388,7 +401,7 @@ def steps(x: Example) -> Steps:
 
 def world(x: Example) -> World:
     """Return the simulated answers of the models in an example's decoding."""
-    known = survivors({"draft_length": parameters_of(x).longest_draft, "accept": x["accept"]})
+    known = survivors({"draft_length": parameters_of(x).most_unverified, "accept": x["accept"]})
     return World(1, parameters_of(x).layers, drafts={"draft": DraftOutcomes("target", known)})
 
 
