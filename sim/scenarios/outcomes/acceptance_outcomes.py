@@ -23,8 +23,8 @@ from model.methods import rounds
 from model.methods.method_parameters import MethodParameters
 from model.methods.speculative import engine_dialects, rates_from_logs
 from model.outcomes import outcome_laws
-from sim.scenarios.outcome_files import read_once, text_of
-from sim.scenarios.outcome_records import (
+from sim.scenarios.outcomes.outcome_files import read_once, text_of
+from sim.scenarios.outcomes.outcome_records import (
     CorrelatedRate,
     LawRecord,
     OneRate,
