@@ -55,7 +55,7 @@ class RankRates(RankLaw):
     weights
         Share of each class; divided by their sum. Default: equal shares.
     by_sequence
-        True if a sequence belongs to a class, with all its drafts: easy and hard texts. Else each draft has its own.
+        True if a sequence belongs to a class, with all its drafts: easy and hard ones. Else each draft has its own.
 
     >>> law = RankRates([[[0.6, 0.2], [0.5]]])
     >>> tile = next(law.sample(iter([np.array([[0.0, 0.29, 0.3, 0.7, 0.9]])])))

@@ -28,7 +28,7 @@ from model.published.paper_notes import NOTES
 from sim.engine.cluster import Cluster
 from sim.scenarios import hardware_cost, outcomes_section
 from sim.scenarios.hardware_cost import HardwareCost, PointCosts
-from sim.scenarios.outcome_records import Outcome
+from sim.scenarios.outcomes.outcome_records import Outcome
 from sim.scenarios.scenario_file import OVERRIDABLE, SECTIONS, Tables, cost_of, method_tables
 
 VIEWS = ("formula", "paths", "events")

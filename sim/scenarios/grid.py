@@ -17,7 +17,7 @@ from model.base.table_records import parse_value
 from model.methods import registry
 from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.cases import Case
-from sim.scenarios.outcome_records import Outcome
+from sim.scenarios.outcomes.outcome_records import Outcome
 from sim.scenarios.scenario_file import SECTIONS, Tables
 
 CACHE_SIZE = 4096

@@ -202,7 +202,7 @@ class _Reader:
     def __init__(self, models: Mapping[str, Model], choices: _Choices, layers: int | None = None) -> None:
         self.models, self.choices, self.layers = models, choices, layers
         self.read: dict[str, list[list[tuple[int, ...]]]] = {}
-        """By role and position, the texts that end with the tokens that a model has read there: several in a tree."""
+        """By role and position, each sequence of tokens that a model has read up to there: several in a tree."""
 
     def forward(self, step: Forward, text: tuple[int, ...]) -> Output:
         """Run a pass, which drops rows of its model beyond it; the tokens that it reads must agree with the generated text."""

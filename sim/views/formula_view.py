@@ -22,7 +22,7 @@ from model.methods.prediction import MethodChoice, Prediction, PredictionPoints,
 from model.steps import CacheError
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.scenarios.outcome_records import Outcome
+from sim.scenarios.outcomes.outcome_records import Outcome
 from sim.views import metrics, point_columns, time_breakdown
 
 Floats = NDArray[np.float64]

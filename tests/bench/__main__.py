@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from model.base import checks
-from tests.bench import cli, events, formula, lossy, ngram, paths, profiles, real, serving, speculative
+from tests.bench import cli, events, formula, lossy, ngram, paths, profiles, real, serving, speculative, trees
 from tests.bench.measure import Benchmark, Result, compare
 
-THEMES = (events, paths, formula, speculative, ngram, serving, lossy, profiles, real, cli)
+THEMES = (events, paths, formula, speculative, ngram, trees, serving, lossy, profiles, real, cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

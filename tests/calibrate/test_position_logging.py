@@ -31,7 +31,7 @@ from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import rates_from_logs
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from sim.scenarios import exit_outcomes
+from sim.scenarios.outcomes import exit_outcomes
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, VOCABULARY
 from tests.support.tiers import examples
@@ -756,7 +756,7 @@ def test_a_log_of_a_target_of_another_depth_is_refused(name: str, tmp_path: Path
 
 
 def test_rates_of_a_scenario_are_those_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sim.scenarios import acceptance_outcomes, match_outcomes
+    from sim.scenarios.outcomes import acceptance_outcomes, match_outcomes
 
     monkeypatch.chdir(tmp_path)
     log = made()

@@ -14,7 +14,7 @@ from calibrate.commands.common_options import guarded
 from calibrate.decode.public_acceptance_logs import AcceptanceLog, Request, drafters, read
 from model.base.checks import ParameterError
 from model.methods.speculative import rates_from_logs
-from sim.scenarios.acceptance_outcomes import RecordedRounds
+from sim.scenarios.outcomes.acceptance_outcomes import RecordedRounds
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data")) / "acceptance"
 FILES = sorted(DATA.glob("*.jsonl"))

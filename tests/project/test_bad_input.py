@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app
-from sim.scenarios import cases, match_outcomes
+from sim.scenarios import cases
+from sim.scenarios.outcomes import match_outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -80,6 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pearl": {"draft_length": 3}, "dsi": {"lookahead": 2, "verifiers": 2}, "ppd": {"exit_layer": 20, "candidates": 1, "layers": 40},
     "skipdecode": {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}, "speculative": {"draft_length": 3},
     "self_speculative": {"exit_layer": 3, "draft_length": 3}, "ngram": {"draft_length": 3},
+    "tree": {"shape": "full", "draft_depth": 2, "width": 2},
 }  # fmt: skip
 BY_POSITION: dict[str, dict[str, Any]] = {
     "iid": {"acceptance_rate": 0.5}, "markov": {"acceptance_rate": 0.5, "correlation": 0.1},
@@ -112,6 +113,10 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "by-match": {"match_lengths": [1, 2], "match_rates": [0.3, 0.2], "acceptance_rates": [0.5, [0.6, 0.7, 0.8]]},
         "replay": {"file": "lookups.json"},
     },
+    "rank": {
+        "by-depth": {"rank_rates": [0.5, 0.2]}, "classes": {"rank_rates": [[0.5, 0.2], [0.3, 0.3]], "weights": [1, 1]},
+        "replay": {"file": "ranks.json"},
+    },
     "exit": {"hazards": {"hazards": [0.5] * 7 + [1.0]}, "confidences": {"file": "confidences.json"}},
 }  # fmt: skip
 """A table of each kind of outcome."""
@@ -122,6 +127,7 @@ RECORDS = {
     "decisions.json": {"confidence": [[0.1, 0.9]], "distance": [[0.1, 0.1]], "agrees": [[True, True]]},
     "confidences.json": {"confidence": [[0.1] * LAYERS, [0.9] * LAYERS]},
     "lookups.json": [[[1, 2, 1]] * 12],
+    "ranks.json": {"ranks": [[[1, 2]] * 12]},
     "engine.json": acceptance_record.document(ENGINE),
 }
 THRESHOLDS = {

@@ -14,8 +14,8 @@ from model.base.checks import ParameterError
 from model.logs import position_log, text_lookups
 from model.methods.ngram.algorithm import Parameters
 from sim.runs import sweep
-from sim.scenarios import lookup_outcomes
 from sim.scenarios.grid import Grid
+from sim.scenarios.outcomes import lookup_outcomes
 
 METHOD = Parameters(12, 3, max_match=3)
 BY_MATCH: dict[str, Any] = {

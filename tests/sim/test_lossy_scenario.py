@@ -23,8 +23,9 @@ from sim.engine import events as engine
 from sim.runs import run_report as reports
 from sim.runs import sweep, trace
 from sim.runs.sweep import resolve
-from sim.scenarios import outcome_files, scenario_file
+from sim.scenarios import scenario_file
 from sim.scenarios.grid import Grid
+from sim.scenarios.outcomes import outcome_files
 from tests.sim.test_sim_app import fits, schema_of_scenarios
 
 TOKENS = 12

@@ -13,8 +13,8 @@ from scipy import stats
 from model.interpret.account import FlopsAndBytes
 from model.outcomes.intervals import half_width, wilson
 from sim.runs import results_table, sweep
-from sim.scenarios import acceptance_outcomes, match_outcomes
 from sim.scenarios.grid import Grid
+from sim.scenarios.outcomes import acceptance_outcomes, match_outcomes
 from sim.views import evaluation, formula_view, metrics
 from sim.views.metrics import Sums
 

@@ -270,7 +270,7 @@ def _endings(trees: _Trees, outcomes: Ranks, levels: Integers) -> tuple[Integers
 # --- Expectations -------------------------------------------------------------------------------------------------------
 
 
-class Cells(NamedTuple):
+class RoundEndings(NamedTuple):
     """The possible endings of a round: accepted tokens, tokens that the draft has not read, and their probability."""
 
     accepted: Integers
@@ -278,7 +278,7 @@ class Cells(NamedTuple):
     chance: Floats
 
 
-def cells(parameters: Parameters, law: RankRates, levels: int) -> Cells:
+def cells(parameters: Parameters, law: RankRates, levels: int) -> RoundEndings:
     """Endings of a round that drafts this number of levels, over all classes.
 
     >>> found = cells(Parameters(10, "full", 2, 2), RankRates([[[0.6, 0.2], [0.5]]]), 2)
@@ -290,7 +290,7 @@ def cells(parameters: Parameters, law: RankRates, levels: int) -> Cells:
     ([0, 1, 2], [0, 0, 1], [0.2, 0.32, 0.48])
     """
     if not levels:
-        return Cells(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.ones(1))
+        return RoundEndings(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.ones(1))
     found: dict[tuple[int, int], float] = {}
     trees = _Trees(parameters)
     for index, weight in enumerate(law.weights):
@@ -301,10 +301,10 @@ def cells(parameters: Parameters, law: RankRates, levels: int) -> Cells:
             found[accepted, unread] = found.get((accepted, unread), 0.0) + weight * chance
     order = sorted(found)
     accepted, unread = np.array(order, dtype=np.int64).T
-    return Cells(accepted, unread, np.array([found[each] for each in order]))
+    return RoundEndings(accepted, unread, np.array([found[each] for each in order]))
 
 
-class Visits(NamedTuple):
+class RoundStarts(NamedTuple):
     """Rounds by start position and unread tokens, shape (tokens, 1 + most unread)."""
 
     mass: Floats
@@ -313,7 +313,7 @@ class Visits(NamedTuple):
     """Mean time until then, times that probability."""
 
 
-def visits(parameters: Parameters, tokens: int, law: RankRates, time: Floats) -> Visits:
+def visits(parameters: Parameters, tokens: int, law: RankRates, time: Floats) -> RoundStarts:
     """Rounds that start at each position, by a forward recursion; `time` has the shape of `TreePrices.time`."""
     levels, most = levels_of(parameters, tokens), time.shape[1]
     known = {count: cells(parameters, law, count) for count in np.unique(levels).tolist()}
@@ -325,7 +325,7 @@ def visits(parameters: Parameters, tokens: int, law: RankRates, time: Floats) ->
         ends = np.minimum(start + 1 + accepted, tokens), unread
         np.add.at(ahead[0], ends, float(mass.sum()) * chance)
         np.add.at(ahead[1], ends, float(ahead[1, start].sum() + mass @ time[start]) * chance)
-    return Visits(ahead[0, :tokens], ahead[1, :tokens])
+    return RoundStarts(ahead[0, :tokens], ahead[1, :tokens])
 
 
 def moments(parameters: Parameters, tokens: int, law: RankLaw, price: TreePrices) -> Moments:

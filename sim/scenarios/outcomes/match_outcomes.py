@@ -15,7 +15,7 @@ from model.logs.position_log import PositionLog
 from model.methods.method_parameters import MethodParameters
 from model.outcomes import outcome_laws
 from model.outcomes.intervals import wilson
-from sim.scenarios.outcome_records import (
+from sim.scenarios.outcomes.outcome_records import (
     CorrelatedRate,
     LawRecord,
     OneRate,

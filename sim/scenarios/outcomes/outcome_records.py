@@ -22,7 +22,7 @@ from model.logs.position_log import PositionLog
 from model.methods.method_parameters import MethodParameters
 from model.outcomes import outcome_laws
 from model.outcomes.intervals import half_width, wilson
-from sim.scenarios.outcome_files import json_of
+from sim.scenarios.outcomes.outcome_files import json_of
 
 SOURCES = ("assumed", "measured", "published")
 

@@ -21,8 +21,8 @@ from model.methods.bild.threshold_decisions import COLUMNS, Decisions, Digits, I
 from model.methods.method_parameters import MethodParameters
 from model.outcomes import random_streams
 from model.outcomes.intervals import wilson
-from sim.scenarios.outcome_files import columns_of, read_once
-from sim.scenarios.outcome_records import (
+from sim.scenarios.outcomes.outcome_files import columns_of, read_once
+from sim.scenarios.outcomes.outcome_records import (
     LawRecord,
     Outcome,
     check_file,

@@ -13,8 +13,8 @@ from model.methods.method_parameters import MethodParameters
 from model.methods.tree.draft_trees import MAX_DEPTH, by_depth, require_rates
 from model.outcomes.intervals import wilson
 from model.outcomes.rank_laws import RankRates, ReplayedRanks
-from sim.scenarios.outcome_files import json_of, read_once
-from sim.scenarios.outcome_records import LawRecord, Outcome, check_file, check_provenance
+from sim.scenarios.outcomes.outcome_files import json_of, read_once
+from sim.scenarios.outcomes.outcome_records import LawRecord, Outcome, check_file, check_provenance
 
 
 def _used(rates: Any, parameters: MethodParameters, where: str) -> tuple[tuple[float, ...], ...]:

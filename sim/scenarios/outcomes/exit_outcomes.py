@@ -15,8 +15,8 @@ from model.base import checks
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf, exits
 from model.methods.method_parameters import MethodParameters
-from sim.scenarios.outcome_files import json_of, read_once
-from sim.scenarios.outcome_records import (
+from sim.scenarios.outcomes.outcome_files import json_of, read_once
+from sim.scenarios.outcomes.outcome_records import (
     LawRecord,
     Outcome,
     check_one_source,

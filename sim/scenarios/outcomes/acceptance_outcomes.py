@@ -24,8 +24,8 @@ from model.methods.method_parameters import MethodParameters
 from model.methods.speculative import block_verification, engine_dialects, rates_from_logs
 from model.methods.speculative.algorithm import BLOCK, TOKEN
 from model.outcomes import outcome_laws
-from sim.scenarios.outcome_files import read_once, text_of
-from sim.scenarios.outcome_records import (
+from sim.scenarios.outcomes.outcome_files import read_once, text_of
+from sim.scenarios.outcomes.outcome_records import (
     CorrelatedRate,
     LawRecord,
     OneRate,

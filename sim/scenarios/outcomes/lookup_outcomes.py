@@ -20,8 +20,8 @@ from model.logs import text_lookups
 from model.methods.method_parameters import MethodParameters
 from model.outcomes.intervals import wilson
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups
-from sim.scenarios.outcome_files import json_of
-from sim.scenarios.outcome_records import (
+from sim.scenarios.outcomes.outcome_files import json_of
+from sim.scenarios.outcomes.outcome_records import (
     LawRecord,
     Outcome,
     check_file,
