@@ -83,6 +83,19 @@ def token_at(probabilities: Floats, uniform: float) -> int:
     return min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), int(np.flatnonzero(probabilities)[-1]))
 
 
+def without(probabilities: Floats, tokens: Sequence[int]) -> Floats:
+    """Return a distribution without these tokens, divided by its sum.
+
+    >>> without(np.array([0.5, 0.25, 0.25]), [0]).tolist()
+    [0.0, 0.5, 0.5]
+    """
+    if not len(tokens):
+        return probabilities
+    left = probabilities.copy()
+    left[list(tokens)] = 0.0
+    return np.asarray(left / left.sum())
+
+
 class RandomDraws:
     """Random draws by purpose and position: a separate stream per purpose, keyed by seed and replication.
 
@@ -382,8 +395,10 @@ class Real(Interpreter):
                 return output.logits[output.row(offset)].topk(step.width).indices.tolist()
             case "sample":
                 return self._token_at(output.probabilities(offset, self.sampling), f"{output.step.role}: sample", output, offset)
+            case "distinct":
+                return self._distinct(step)
             case "probability":
-                return float(output.probabilities(offset, self.sampling)[token])
+                return float(self._after_rejections(step)[0][token])
             case "uniform":
                 return self._random_number("test", output, offset)
             case "residual":
@@ -406,8 +421,27 @@ class Real(Interpreter):
 
     def _residual(self, step: Read) -> Floats:
         """Return max(0, w p - q) of a read, shape (vocabulary,)."""
+        p, q = self._after_rejections(step)
+        return np.asarray(np.maximum(step.weight * p - q, 0.0))
+
+    def _after_rejections(self, step: Read) -> tuple[Floats, Floats]:
+        """Distribution of a read and that of `against` after the `rejected` tokens of it; each of shape (vocabulary,)."""
         p = step.output.probabilities(step.offset, self.sampling)
-        return np.asarray(np.maximum(step.weight * p - step.against.probabilities(step.against_offset, self.sampling), 0.0))
+        if step.against is None:
+            return without(p, step.rejected), p
+        q = step.against.probabilities(step.against_offset, self.sampling)
+        for count in range(len(step.rejected)):
+            rest = np.maximum(p - without(q, step.rejected[:count]), 0.0)
+            p = rest / rest.sum() if rest.sum() > 0 else p  # equal distributions reject nothing, except by rounding
+        return p, without(q, step.rejected)
+
+    def _distinct(self, step: Read) -> list[int]:
+        """Draw tokens one after another without replacement; fewer where the distribution has fewer."""
+        output, offset = step.output, step.offset
+        law, drawn = output.probabilities(offset, self.sampling), list[int]()
+        for _ in range(min(step.width, int(np.count_nonzero(law)))):
+            drawn.append(self._token_at(without(law, drawn), f"{output.step.role}: distinct", output, offset))
+        return drawn
 
     def to_vocabulary(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Map forced tokens (positions of a sequence, negative if wrong) to tokens of the vocabulary; masks stay masks."""
@@ -436,6 +470,8 @@ def _states_of(features: Features) -> Tensor | None:
     output: PassOutput | None = features.output
     if output is None or output.states is None:
         return None
+    if features.indices:
+        return output.states[list(features.indices)]
     return output.states[max(features.first, 0) : features.first + features.length]
 
 

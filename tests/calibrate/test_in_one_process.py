@@ -34,6 +34,7 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
+from model.methods.tree import algorithm as tree
 from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps, ended
 from tests.support import real_models
 from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
@@ -696,17 +697,27 @@ class Choosing(Real):
 
 
 @pytest.mark.parametrize("method",
-    ["speculative", "pearl", "pearl stopped", "amusd", "dsi",
+    ["speculative", "pearl", "pearl stopped", "amusd", "dsi", "tree of drawn tokens", "tree of likeliest tokens", "tree by confidence",
      "adaptive", "hierarchical", "self-speculative", "self-speculative skipping"])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
     """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
-    sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
+    deep = method.startswith("tree")  # a round of a tree of depth 2 decodes three tokens
+    sampling, prompt, tokens = Sampling(top_k=2 if deep else 3), [3, 4], 3 if deep else 2
     choices: dict[str, tuple[Any, Any]] = {
         "speculative": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)),
         "pearl": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL)),
         "pearl stopped": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL, draft_stop="rejection")),
         "amusd": (amusd, amusd.Parameters(LAYERS, 2, sampled=True, min_waiting=1, **SMALL)),
         "dsi": (dsi, dsi.Parameters(LAYERS, 1, 2, sampled=True, **SMALL)),
+        "tree of drawn tokens": (
+            tree, tree.Parameters(LAYERS, "full", 2, width=2, sampled=True, candidates="distinct", **SMALL)
+        ),
+        "tree of likeliest tokens": (
+            tree, tree.Parameters(LAYERS, "full", 2, width=2, sampled=True, candidates="likeliest", **SMALL)
+        ),
+        "tree by confidence": (
+            tree, tree.Parameters(LAYERS, "eagle-2", 2, width=2, nodes=4, sampled=True, candidates="likeliest", **SMALL)
+        ),
         "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
         "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
         "self-speculative": (self_speculative, self_speculative.Parameters(LAYERS, 3, 2, sampled=True)),
@@ -726,11 +737,13 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
         for index in range(len(script), len(real.open)):  # alternatives to the choices after the script
             scripts += [[*script, *[0] * (index - len(script)), other] for other in range(1, real.open[index])]
     full = real_models.model("llama", LAYERS, 5)
-    exact: dict[tuple[int, ...], float] = {}
-    first = sampling.probabilities(real_models.logits(full, prompt).numpy())
-    for token in np.flatnonzero(first):
-        second = sampling.probabilities(real_models.logits(full, [*prompt, int(token)]).numpy())
-        exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
+    exact: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(tokens):
+        laws = {text: sampling.probabilities(real_models.logits(full, [*prompt, *text]).numpy()) for text in exact}
+        exact = {
+            (*text, int(token)): chance * float(laws[text][token])
+            for text, chance in exact.items() for token in np.flatnonzero(laws[text])
+        }  # fmt: skip
     assert sum(found.values()) == pytest.approx(1)
     assert {output: chance for output, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)
 
