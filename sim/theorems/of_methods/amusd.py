@@ -381,7 +381,7 @@ def _of(x: Example) -> UnitCost:
 
 def _speedup(x: Example) -> float:
     how = {name: x[name] for name in ("link", "min_waiting", "draft_stop")}
-    return amusd.speedup(x["acceptance_rate"], x["draft_length"], x["cost_ratio"], **how)
+    return float(amusd.speedup(x["acceptance_rate"], x["draft_length"], x["cost_ratio"], **how))
 
 
 def _speculative(x: Example, length: int) -> float:
@@ -389,7 +389,7 @@ def _speculative(x: Example, length: int) -> float:
     per_round = float(speculative.expected_tokens(x["acceptance_rate"], length))
     parameters = speculative_algorithm.Parameters(1, length, placement="separate")
     assert parameters.units == 2
-    return per_round / (length * x["cost_ratio"] + 1 + 2 * x["link"])
+    return float(per_round / (length * x["cost_ratio"] + 1 + 2 * x["link"]))
 
 
 def _hidden(x: Example) -> bool:
