@@ -1,6 +1,6 @@
 """Published tables with every printed number, looked up by name.
 
-The sources are the papers on Predictive Pipelined Decoding, Big Little Decoder and SkipDecode, and slides ("the deck") on
+The sources are the papers on Predictive Pipelined Decoding, Big Little Decoder, SkipDecode and AMUSD, and slides ("the deck") on
 speculative decoding; each has a separate module.
 
 >>> match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.published import bild_tables, deck_tables, ppd_tables, skipdecode_tables
+from model.published import amusd_tables, bild_tables, deck_tables, ppd_tables, skipdecode_tables
 from model.published.table_notes import TableNotes
 
 # A column name has the same meaning in every table; columns in neither list are floats.
@@ -47,7 +47,10 @@ _SPELLED = {
 }  # fmt: skip
 _TABLES: dict[str, tuple[str, str, TableNotes]] = {
     name: (short, module.PAPER, about)
-    for short, module in (("PPD", ppd_tables), ("Deck", deck_tables), ("BiLD", bild_tables), ("SkipDecode", skipdecode_tables))
+    for short, module in (
+        ("PPD", ppd_tables), ("Deck", deck_tables), ("BiLD", bild_tables), ("SkipDecode", skipdecode_tables),
+        ("AMUSD", amusd_tables),
+    )
     for name, about in module.TABLES.items()
 }
 """By name of the table: short name of the source, source, and notes."""

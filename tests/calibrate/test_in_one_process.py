@@ -697,8 +697,9 @@ class Choosing(Real):
 
 
 @pytest.mark.parametrize("method",
-    ["speculative", "pearl", "pearl stopped", "amusd", "dsi", "tree of drawn tokens", "tree of likeliest tokens", "tree by confidence",
-     "adaptive", "hierarchical", "self-speculative", "self-speculative skipping"])
+    ["speculative", "pearl", "pearl stopped", "amusd", "dsi",
+     "tree of drawn tokens", "tree of likeliest tokens", "tree by confidence", "adaptive",
+     "hierarchical", "self-speculative", "self-speculative skipping"])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
     """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
     deep = method.startswith("tree")  # a round of a tree of depth 2 decodes three tokens

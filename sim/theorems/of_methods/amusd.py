@@ -381,7 +381,7 @@ def _of(x: Example) -> UnitCost:
 
 def _speedup(x: Example) -> float:
     how = {name: x[name] for name in ("link", "min_waiting", "draft_stop")}
-    return amusd.speedup(x["acceptance_rate"], x["draft_length"], x["cost_ratio"], **how)
+    return float(amusd.speedup(x["acceptance_rate"], x["draft_length"], x["cost_ratio"], **how))
 
 
 def _speculative(x: Example, length: int) -> float:
