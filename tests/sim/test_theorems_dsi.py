@@ -9,7 +9,7 @@ import pytest
 
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import Interpreter
-from model.methods import transfers
+from model.methods import sent_results
 from model.methods.dsi import algorithm, finite_dsi, paths
 from model.methods.dsi import theory as dsi
 from model.methods.pearl import algorithm as pearl
@@ -132,7 +132,7 @@ def waiting_if_accepted(right: Any, speculation: Any, sequence: Any, stop: Any) 
 
 def without_link(right: Any, unit: int) -> Generator[Any, Any, Any]:
     """Return a result on the unit of its replica."""
-    tasks = yield Fork((transfers._no_steps(),), (1,))
+    tasks = yield Fork((sent_results._no_steps(),), (1,))
     yield Join(tuple(tasks))
     return tasks[0]
 

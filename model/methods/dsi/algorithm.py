@@ -41,8 +41,8 @@ from model.methods.peak_demand import Demand
 from model.methods.pearl.algorithm import verify
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
+from model.methods.sent_results import kept_on, returned_to, stop_order
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft
-from model.methods.transfers import kept_on, returned_to, stop_order
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 DRAFT_UNIT = 0

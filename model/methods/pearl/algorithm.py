@@ -45,8 +45,8 @@ from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
+from model.methods.sent_results import returned_to
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
-from model.methods.transfers import returned_to
 from model.steps import GREEDY, SAMPLED, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
 
 TARGET_UNIT, DRAFT_UNIT = 0, 1
