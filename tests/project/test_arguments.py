@@ -13,6 +13,7 @@ from model.base.checks import ParameterError
 from model.methods.adaptive import theory as adaptive
 from model.methods.beam import theory as beam
 from model.methods.bild import theory as bild
+from model.methods.dsi import theory as dsi
 from model.methods.hierarchical import theory as hierarchical
 from model.methods.pearl import theory as pearl
 from model.methods.ppd import theory as ppd
@@ -92,6 +93,9 @@ ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] 
     (pearl.expected_tokens, {"acceptance_rate": RATE, "draft_length": COUNT}, {}),
     (pearl.speedup, {"acceptance_rate": RATE, "draft_length": COUNT, "cost_ratio": RATIO}, {}),
     (pearl.speedup, {"acceptance_rate": RATE, "draft_length": COUNT, "cost_ratio": RATIO}, {"draft_stop": "rejection"}),
+    (dsi.needed_verifiers, {"lookahead": COUNT, "cost_ratio": POSITIVE}, {"link": 0.5}),
+    (dsi.expected_latency, {"acceptance_rate": RATE, "cost_ratio": RATE, "tokens": COUNT}, {}),
+    (dsi.speedup, {"acceptance_rate": RATE, "lookahead": COUNT, "verifiers": COUNT, "cost_ratio": RATIO}, {"link": 2.0}),
     (ppd.expected_runs, {"tokens": COUNT, "match_rate": RATE}, {}),
     (ppd.relative_latency, {"match_rate": RATE}, {}),
     (ppd.mean_busy_units, {"match_rate": RATE, "candidates": COUNT}, {}),

@@ -205,6 +205,15 @@ def others_of(**more: Any) -> dict[str, dict[str, Any]]:
     return {row["method"]: dict(row) for row in sim.advise(**{"acceptance": 0.7, **PLACE, **more}).others.rows}
 
 
+def test_several_verifiers_are_proposed_on_all_devices() -> None:
+    """DSI needs two replicas of the target and a device for the draft; each further device is one more replica."""
+    assert "two replicas of the target" in dict(sim.advise(**{"acceptance": 0.7, **PLACE}).others.left_out)["dsi"]
+    three, four = (others_of(gpus=gpus, batch=[1])["dsi"] for gpus in (3, 4))
+    assert (three["gpus"], four["gpus"], three["exact"]) == (3, 4, True)
+    assert 1 < three["speedup"] <= four["speedup"] * 1.05
+    assert four["tokens_per_s_per_gpu"] < three["tokens_per_s_per_gpu"]
+
+
 def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
     """Draws and rows are evaluated by different code: the closed form of a case with another law, and a run of a scenario."""
     said = two.situation
