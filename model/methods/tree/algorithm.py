@@ -278,11 +278,6 @@ class Parameters(DraftModel):
         return self.longest_draft + 1
 
     @property
-    def match_candidates(self) -> int:
-        """Largest number of candidates of a node."""
-        return self.width or 0 if self.shape == EAGLE_2 else self.trees[0].width
-
-    @property
     def overrun(self) -> int:
         """Positions after the end that a pass may reach."""
         return 0 if self.cut else self.levels
