@@ -46,6 +46,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from model.base import checks
+from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import COLOCATED, DraftModel
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
 from model.methods.speculative.algorithm import DRAFTERS, MODEL, PARALLEL, Model, read_with_states, start
@@ -138,6 +139,11 @@ class Parameters(DraftModel):
     BATCHINGS = (CONTINUOUS, LOCKSTEP)
     REFUSAL_REASON = "static batches, whose sequences follow different paths of their trees, are not implemented"
     ALIASES = MappingProxyType({"speculative_num_steps": "draft_depth", "speculative_eagle_topk": "width", "top_k": "width"})
+    CLAIMS = ClaimRule(
+        terms=("mean_acceptance_length",), needs=(("mean_acceptance_length",),),
+        source="tokens per pass of the target, with drafts that cost no time: Section 3.1 of Chen et al., arXiv:2402.12374",
+        names={"specinfer": "", "sequoia": "", "token tree verification": "", "tree speculation": ""},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.one_of("shape", self.shape, SHAPES)
@@ -276,11 +282,6 @@ class Parameters(DraftModel):
     def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the target."""
         return self.longest_draft + 1
-
-    @property
-    def match_candidates(self) -> int:
-        """Largest number of candidates of a node."""
-        return self.width or 0 if self.shape == EAGLE_2 else self.trees[0].width
 
     @property
     def overrun(self) -> int:

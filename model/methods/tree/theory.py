@@ -16,6 +16,7 @@ becomes a short chain, or nothing, in a large one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
+from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import Prediction
 from model.methods.tree import tree_rounds
 from model.methods.tree.algorithm import Parameters
@@ -171,6 +173,20 @@ def speedup(
     verify = checks.array("verify_factor", verify_factor, 0)
     depth = tree.depth if tree.read_widths is None else len(tree.read_widths) + 1
     return np.asarray(expected_tokens(tree, rates) / (verify + depth * ratio))
+
+
+# --- Claims ---------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Bound of drafting in turn (`model.methods.claim_bounds.drafting_bound`) with drafts that take no time.
+
+    A tree verifies no fewer tokens than the chain of its accepted nodes, so that its passes take no less time.
+
+    >>> claim_bound(ClaimTerms({"mean_acceptance_length": 4.5}, draft=0.5)).value
+    4.5
+    """
+    return drafting_bound(replace(terms, draft=0.0))
 
 
 # --- The best tree for a batch ----------------------------------------------------------------------------------------
