@@ -63,6 +63,25 @@ def test_worked_decoding() -> None:
     assert (float(found.latency), float(found.busy)) == (run.latency, run.busy)
 
 
+def test_replica_that_found_the_rejection_verifies_first() -> None:
+    """It has read all tokens but the corrected one."""
+    run = simulated(Parameters(4, 2, 3), [True, False, True, True, True, False], UnitCost(4, cost_ratio=0.25))
+    target = [row for row in run.intervals if row.unit > 0]
+    assert [(row.unit, row.width) for row in target if row.start == run.commits[1][0]] == [(2, 1)]
+
+
+def test_results_are_decided_in_order() -> None:
+    """Drafts are free; passes over ten tokens take five times those over six: the last pass returns before the one before it.
+
+    Passes 0 and 1, over 1 and 6 tokens, take 4; pass 2, over 10, from 4 to 24; pass 3, over the tokens left and those that pass 2
+    reads, from 4 to 8.
+    """
+    cost, parameters = UnitCost(4, cost_ratio=0.0, verify_cost=((1, 1.0), (6, 1.0), (10, 5.0))), Parameters(4, 5, 2)
+    run = simulated(parameters, [True] * 11 + [False], cost)
+    assert [time for time, *_ in run.commits] == [4, 4, 24, 24]
+    assert float(dsi.predict(parameters, 12, Iid(1.0), cost).latency) == 24
+
+
 def test_lookahead_one_commits_every_token_as_its_pass_returns() -> None:
     """Without links and waiting: an accepted token takes a draft pass, a rejected one and the last a pass of the target."""
     run = simulated(Parameters(4, 1, 5), [True, False, True, True, False], UnitCost(4, cost_ratio=0.25))
