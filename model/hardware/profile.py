@@ -24,6 +24,7 @@ residual_mass    positions                   the mass of that distribution befor
 confidence       positions                   the confidence of a pass
 saturation       positions                   the change of the hidden state between layers
 distance         positions                   the distance of the distribution from a token
+distinct         positions                   tokens drawn without replacement
 beams            positions                   continuations of hypotheses
 early_head       positions                   the head between two layers of a token; its weights have just been used
 early_softmax    positions                   the confidence after one layer, read after the early head

@@ -80,7 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pearl": {"draft_length": 3}, "dsi": {"lookahead": 2, "verifiers": 2}, "ppd": {"exit_layer": 20, "candidates": 1, "layers": 40},
     "skipdecode": {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}, "speculative": {"draft_length": 3},
     "self_speculative": {"exit_layer": 3, "draft_length": 3}, "ngram": {"draft_length": 3},
-    "tree": {"shape": "full", "draft_depth": 2, "width": 2},
+    "tree": {"shape": "full", "draft_depth": 2, "width": 2}, "amusd": {"draft_length": 4},
 }  # fmt: skip
 BY_POSITION: dict[str, dict[str, Any]] = {
     "iid": {"acceptance_rate": 0.5}, "markov": {"acceptance_rate": 0.5, "correlation": 0.1},
@@ -158,7 +158,7 @@ def test_listed_kinds_of_outcomes_are_those_that_run(name: str, tmp_path: Path, 
             if law in listed.split(", "):
                 assert sim.run(tables).height == 1
             else:
-                with pytest.raises(ParameterError, match=r"must be by output position with method (pearl|dsi)"):
+                with pytest.raises(ParameterError, match=r"must be by output position with method (pearl|dsi|amusd)"):
                     sim.run(tables)
 
 

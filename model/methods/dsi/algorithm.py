@@ -35,6 +35,7 @@ from typing import Any
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
+from model.methods.claim_bounds import ClaimRule
 from model.methods.concurrent.concurrent_drafts import check_separate, verify
 from model.methods.concurrent.unit_transfers import kept_on, returned_to, stop_order
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
@@ -72,6 +73,10 @@ class Parameters(DraftModel):
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
+    CLAIMS = ClaimRule(
+        terms=("acceptance_rate", "cost_ratio"), needs=(("acceptance_rate",), ("cost_ratio",)),
+        source="Algorithm 1 of Timor et al., ICLR 2025, arXiv:2405.14105",
+    )
     TESTS_WHOLE_DRAFTS = False
 
     @classmethod

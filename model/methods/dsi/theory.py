@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
+from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.dsi.algorithm import Parameters
 from model.methods.dsi.finite_dsi import moments, speculation_tables
 from model.methods.prediction import Prediction
@@ -170,3 +171,17 @@ def _not_slower(ratio: Floats, whole: Floats) -> None:
 
 _ROUNDING = 1e-12
 """Relative error within which a ratio counts as a whole number."""
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Largest speed-up with any number of replicas: min(1/(1 - alpha), 1/c), at least 1.
+
+    Each rejection takes a pass of the target, and each token a pass of the draft model or of the target.
+
+    >>> claim_bound(ClaimTerms({"acceptance_rate": 0.75, "cost_ratio": 0.1})).value
+    4.0
+    """
+    rate, ratio = terms.best("acceptance_rate"), terms.cost_ratio
+    limits = (np.inf if rate == 1 else 1 / (1 - rate), 1 / ratio if ratio else np.inf)
+    value = float(max(min(limits), 1.0))
+    return Limit(value, f"speed-up <= min(1 / (1 - a), 1 / c) = {value:.4g}")
