@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from model.interpret.simulated_answers import DraftOutcomes, Lossy, World, batch_world
+from model.interpret.simulated_answers import DraftOutcomes, Lossy, RankedPositions, World, batch_world
 from model.methods.method_parameters import MethodParameters
 from model.outcomes import random_streams
 from model.outcomes.outcome_kinds import KINDS, any_lossy
@@ -66,6 +66,7 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
 
     * `match`: rank of the early candidate that matches, 0 for none;
     * `accept` and `medium_accept`: number of accepted tokens of a draft that starts there; one list per sequence;
+    * `position_rank`: rank of the target's token among the draft's likeliest tokens, 0 for none;
     * `lookup`: drafted and accepted tokens, packed as in `model.outcomes.lookup_laws`;
     * `confidence`: the `doubts` of `World`;
     * `decision`: fate of the small model's token (`STAYS`, `UNSURE` or `UNLIKELY`);
@@ -76,6 +77,8 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
     [2, 0]
     """
     layers, imitated = parameters.layers, parameters.IMITATES
+    if "position_rank" in outcomes:
+        return RankedPositions(prompt, layers, outcomes["position_rank"])
     if any_lossy(outcomes) or not (imitated or parameters.exact):
         return Lossy(prompt, layers, outcomes.get("decision", ()), outcomes.get("exit", ()))
     if not imitated:

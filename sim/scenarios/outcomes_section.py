@@ -11,13 +11,14 @@ from model.base.checks import ParameterError
 from model.base.table_records import build, refuse_unknown
 from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import KINDS, kind_of
-from sim.scenarios import acceptance_outcomes, decision_outcomes, exit_outcomes, lookup_outcomes, match_outcomes
+from sim.scenarios import acceptance_outcomes, decision_outcomes, exit_outcomes, lookup_outcomes, match_outcomes, position_rank_outcomes
 from sim.scenarios.outcome_records import LawRecord, Outcome
 
 LAWS: dict[str, Mapping[str, type[LawRecord]]] = {
     "match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
     "confidence": acceptance_outcomes.CONFIDENCE, "decision": decision_outcomes.KINDS, "lookup": lookup_outcomes.KINDS,
     "exit": exit_outcomes.KINDS,
+    "position_rank": position_rank_outcomes.KINDS,
 }  # fmt: skip
 """Records of laws by their `kind`, for each kind of outcome (`model.outcomes.outcome_kinds`)."""
 RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() for name in record.RATES)

@@ -1,0 +1,126 @@
+"""[outcomes] of ranks by output position: which of the draft's likeliest tokens is the target's token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from model.base import checks
+from model.methods.method_parameters import MethodParameters
+from model.outcomes.intervals import wilson
+from model.outcomes.position_ranks import MAX_RANK, RankRates, RecordedRanks
+from sim.scenarios.outcome_files import json_of
+from sim.scenarios.outcome_records import LawRecord, Outcome, check_file, check_provenance, check_rates, checked_parameters
+
+
+@runtime_checkable
+class PreparesOutcomes(Protocol):
+    """Parameters of a method that prepares drafts for tokens up to a rank."""
+
+    largest_rank: int
+
+
+@dataclass(frozen=True)
+class Ranks(LawRecord):
+    """The target's token is the r-th likeliest token of the draft with probability `rank_rates[r - 1]`, at every position.
+
+    The first rate is the acceptance rate in greedy decoding. `trials` is the number of positions at which ranks were counted.
+    """
+
+    RATES = ("rank_rates",)
+
+    rank_rates: tuple[float, ...]
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        check_rates("rank_rates", self.rank_rates, "a list of probabilities of ranks 1, 2, ...")
+        RankRates(self.rank_rates)
+        check_provenance(self.trials, self.source)
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """Law for one point; the rate is that of rank 1. At an end of its interval the other rates keep their ratios."""
+        method: PreparesOutcomes = checked_parameters(parameters, PreparesOutcomes, "ranks")
+        if len(self.rank_rates) < method.largest_rank:
+            raise checks.ParameterError(
+                f"rank_rates must have a rate for each of {method.largest_rank} ranks that the fan-out uses, got {len(self.rank_rates)};"
+                " give more rates (0 for ranks that never occur), or lower fan_out"
+            )
+        return _outcome(RankRates(self.rank_rates), self.trials, self.source, method.largest_rank)
+
+
+@dataclass(frozen=True)
+class PowerLaw(LawRecord):
+    """The target's token is none of the draft's F likeliest with probability (1 - `acceptance_rate`) F^-`exponent`."""
+
+    RATES = ("acceptance_rate", "exponent")
+
+    acceptance_rate: float
+    exponent: float
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        checks.number("acceptance_rate", self.acceptance_rate, 0, 1)
+        checks.number("exponent", self.exponent, 0, 100)
+        check_provenance(self.trials, self.source)
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """Law for one point; `trials` are those of the acceptance rate."""
+        method: PreparesOutcomes = checked_parameters(parameters, PreparesOutcomes, "power-law")
+        law = RankRates.power_law(self.acceptance_rate, self.exponent, method.largest_rank)
+        return _outcome(law, self.trials, self.source, method.largest_rank)
+
+
+@dataclass(frozen=True)
+class Recorded(LawRecord):
+    """Recorded ranks by output position, from a JSON `file`: a list of ranks for each sequence (0: none of those recorded)."""
+
+    file: str
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        check_file(self.file)
+        check_provenance(None, self.source)
+        _records(self.file)
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """Law for one point, from the sequences that cover all tokens."""
+        method: PreparesOutcomes = checked_parameters(parameters, PreparesOutcomes, "replay")
+        records = [record for record in _records(self.file) if len(record) >= tokens]
+        if not records:
+            longest = max(len(record) for record in _records(self.file))
+            raise checks.ParameterError(f"tokens must be at most {longest}, the longest record of {self.file!r}, got {tokens}")
+        ranks = np.array([record[:tokens] for record in records])
+        hits = float(((ranks >= 1) & (ranks <= method.largest_rank)).mean())
+        source = f"{self.source}: {len(records)} sequences of {self.file}"
+        return Outcome(RecordedRanks(ranks), float((ranks == 1).mean()), source, further_values={"hit_rate": hits})
+
+
+def _outcome(law: RankRates, trials: int | None, source: str, ranks: int) -> Outcome:
+    rate, further = float(law.rates[0]), {"hit_rate": min(float(law.rates[:ranks].sum()), 1.0)}
+    if trials is None:
+        return Outcome(law, rate, source, further_values=further)
+    low, high = (float(bound) for bound in wilson(rate, trials))
+    ends = []
+    for bound in (low, high):
+        others = law.rates[1:] * ((1 - bound) / (1 - rate) if rate < 1 else 0.0)
+        ends.append(RankRates(np.append(bound, others)))
+    return Outcome(law, rate, source, *ends, low, high, trials, further_values=further)
+
+
+def _records(file: str) -> list[list[int]]:
+    found: Any = json_of(file, "records")
+    form = f"a list of lists of ranks from 0 to {MAX_RANK}, one for each sequence"
+    if not isinstance(found, list) or not found:
+        raise checks.ParameterError(f"file {file!r} must hold {form}, got {checks.shown(found)}")
+    for index, record in enumerate(found):
+        if not isinstance(record, list) or not record or not all(type(rank) is int and 0 <= rank <= MAX_RANK for rank in record):
+            raise checks.ParameterError(f"file {file!r} must hold {form}; sequence {index} is {checks.shown(record)}")
+    return found
+
+
+KINDS: dict[str, type[LawRecord]] = {"ranks": Ranks, "power-law": PowerLaw, "replay": Recorded}
+"""Records by kind."""
