@@ -75,9 +75,10 @@ _ALL = (
         ("fallback_rate", "rollback_rate"), lossy=True, includes_last=False,
     ),
     OutcomeKind("lookup", (RateColumn("hit_rate", "hit"),), ("hit_rate", "acceptance_rate")),
-    # Rank of the target's token among the draft's likeliest tokens, by output position; the first rate is that of rank 1.
+    # Rank of the target's token among the draft's likeliest tokens, by output position: rates of rank 1, and of all ranks in use.
     OutcomeKind(
-        "position_rank", (RateColumn("acceptance_rate", "acceptance"), RateColumn("hit_rate", "hit")), None, includes_last=False,
+        "position_rank", (RateColumn("likeliest_rate", "likeliest token"), RateColumn("candidates_rate", "candidate")), None,
+        includes_last=False,
     ),
     # exit_rate is the probability to exit after a layer that a token has reached, from the first checked layer on.
     OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True, per_sequence=True),

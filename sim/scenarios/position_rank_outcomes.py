@@ -96,11 +96,11 @@ class Recorded(LawRecord):
         ranks = np.array([record[:tokens] for record in records])
         hits = float(((ranks >= 1) & (ranks <= method.largest_rank)).mean())
         source = f"{self.source}: {len(records)} sequences of {self.file}"
-        return Outcome(RecordedRanks(ranks), float((ranks == 1).mean()), source, further_values={"hit_rate": hits})
+        return Outcome(RecordedRanks(ranks), float((ranks == 1).mean()), source, further_values={"candidates_rate": hits})
 
 
 def _outcome(law: RankRates, trials: int | None, source: str, ranks: int) -> Outcome:
-    rate, further = float(law.rates[0]), {"hit_rate": min(float(law.rates[:ranks].sum()), 1.0)}
+    rate, further = float(law.rates[0]), {"candidates_rate": min(float(law.rates[:ranks].sum()), 1.0)}
     if trials is None:
         return Outcome(law, rate, source, further_values=further)
     low, high = (float(bound) for bound in wilson(rate, trials))

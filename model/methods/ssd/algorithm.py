@@ -18,7 +18,7 @@ the target's unit. A round therefore takes the longer of the target's pass and l
 link + drafts + link. Drafts are cut at the end of the sequence, as in speculative decoding; the first draft is that of a miss.
 
 Candidates are the draft model's likeliest tokens, also in sampling. Sampling that changes the draft's distribution for more hits
-(Section 4.2 of the paper) is left out.
+(Saguaro sampling) is left out.
 
 [Kumar2026] T. Kumar, T. Dao, A. May. Speculative Speculative Decoding. arXiv:2603.03251.
 """

@@ -3,7 +3,7 @@
 `predict` is exact for a finite number of tokens, under any law of ranks that is independent by position
 (`model.methods.ssd.finite_ssd`). `round_time` and `speedup` are its limit for many tokens.
 
-The paper's walltime (Theorem 7, with time in passes of the target) is (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b)):
+The paper's walltime (in passes of the target) is (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b)):
 p is the share of rounds that begin with a hit, E the tokens of a round, T_p the time of a preparation and T_b of the backup. With
 drafts just in time E_hit = E_miss. Here a miss also waits for the preparation, as in the paper's engine, which adds
 (1 - p) max(0, T_p - 1) to the denominator: the formulas agree where T_p <= 1, and only there.
