@@ -14,7 +14,9 @@ rejection stops (`draft_stop = "rejection"`) make the same passes here as there,
 stop by the clock only if a layer takes the same time in both models.
 
 A worker keeps the cache rows of one chain of processes: each pass must continue from the rows of the previous one. Rows are never
-copied between processes, and several sub-processes of one model, as in beam search, are refused.
+copied between processes, and several sub-processes of one model, as in beam search, are refused. The sequences of a batch continue
+the rows of the chain at the first batched pass of a sub-process, as SSD drafts after several outcomes of a verification; a worker
+keeps those of the sub-process that began last.
 `calibrate.workers.over_processes` runs one model on several units, and copies rows between them.
 """
 
@@ -28,7 +30,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real, RunTimes, Sampling
+from calibrate.interpreters.in_one_process import PassOutput, ProcessState, RandomDraws, Real, RunTimes, Sampling
 from calibrate.loading.replicas import Replica
 from calibrate.workers.worker_pool import PATIENCE, STARTING, ProcessError, context_of_workers
 from model.base import checks
@@ -37,7 +39,7 @@ from model.interpret.interpreter import Cache, CountedWork, Task
 from model.interpret.simulated_answers import Answers
 from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
-from model.steps import CacheError, Forward, LayerSpan, Steps
+from model.steps import Batch, CacheError, Forward, LayerSpan, Steps
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -57,6 +59,8 @@ class DistantModel:
         self.name, self.layers, self.vocabulary = "", 0, 0
         self.row_passes: list[int] = []
         """Number of the pass that made the row of each position."""
+        self.batches = 0
+        """Number of the pass that began the batch whose rows the worker keeps; 0: none."""
         self.pending: deque[_DistantOutput | None] = deque()
         """Outputs that wait for an answer, in the order of their requests; None for an answer that is not needed."""
 
@@ -126,11 +130,14 @@ class _Rows:
     def __init__(self) -> None:
         self.expected_rows = Cache()
         self.made: dict[str, list[int]] = {}
+        self.batches: dict[str, int] = {}
+        """Number of the first batched pass of each model."""
 
     def copy(self) -> _Rows:
         """Return the rows with which a sub-process starts."""
         other = _Rows()
         other.expected_rows, other.made = self.expected_rows.copy(), {role: held[:] for role, held in self.made.items()}
+        other.batches = dict(self.batches)
         return other
 
 
@@ -172,7 +179,7 @@ class ModelProcesses:
             model.pending.append(None)
             while model.pending:
                 model.take()
-            model.row_passes = []
+            model.row_passes, model.batches = [], 0
 
     def close(self) -> None:
         """End all workers: idle ones by request, others at once."""
@@ -289,17 +296,26 @@ class OverModels(Real):
         rows: _Rows = cache
         rows.expected_rows.write(step)
         mine = rows.made.setdefault(step.role, [])
-        if mine[: step.at] != model.row_passes[: step.at]:
+        begins = step.batch is not None and step.role not in rows.batches
+        if step.batch is None or begins:
+            needed = step.at if step.batch is None else max(step.batch.positions)
+            agree = mine[:needed] == model.row_passes[:needed]
+        else:
+            agree = rows.batches[step.role] == model.batches
+        if not agree:
             raise ParameterError(
                 "a run over processes with a model each keeps the rows of one chain of processes, and two processes continue those"
                 f" of the {step.role} model; run this method in one process"
             )
         self.serial += 1
-        for held in (mine, model.row_passes):
-            held[step.at :] = [self.serial] * len(step.tokens)
+        if step.batch is None:
+            for held in (mine, model.row_passes):
+                held[step.at :] = [self.serial] * len(step.tokens)
+        elif begins:
+            rows.batches[step.role] = model.batches = self.serial
         tokens = step.tokens if self.answers is None else self.to_vocabulary(step.role, step.tokens)
         output = _DistantOutput(step, model)
-        model.ask("pass", tokens, step.at, step.heads)
+        model.ask("pass", tokens, step.at, step.heads, step.batch, begins)
         model.pending.append(output)
         if self.recording or self.times is not None:
             self.outputs.append(output)
@@ -314,9 +330,12 @@ class OverModels(Real):
         if step.layers.last != model.layers or step.layers.first:
             bound = f"{model.layers}, as {model.name} has, each pass through all of them"
             raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.layers.first}, {step.layers.last})")
-        if step.tree or step.batch or step.layers.gaps or step.layers.kv_only or step.compared:
+        batch = step.batch
+        partly = batch is not None and batch.heads != batch.widths
+        if step.tree or partly or step.layers.gaps or step.layers.kv_only or step.compared:
             raise ParameterError(
-                "a run over processes with a model each supports only plain passes of one sequence; the algorithm uses others"
+                "a run over processes with a model each supports only plain passes of one sequence, or of a batch that projects all of"
+                " its tokens; the algorithm uses others"
             )
 
 
@@ -349,29 +368,40 @@ def work(connection: Connection, replica: Replica, core: int | None) -> None:
     os._exit(0)  # nothing is left to do, and torch's shutdown is slow
 
 
+_MODEL = "model"
+"""Role of the only model of a worker."""
+
+
 def _serve(connection: Connection, decoder: Any) -> None:
-    rows = decoder.rows()
+    state = ProcessState({_MODEL: decoder})
     while True:
         what, *rest = connection.recv()
         if what == "end":
             return
         if what == "new":
-            rows = decoder.rows()
+            state = ProcessState({_MODEL: decoder})
             connection.send(("new", None))
             continue
         begun = time.perf_counter()
-        logits = _made(decoder, rows, *rest)
+        logits = _made(decoder, state, *rest)
         connection.send(("made", (logits, begun, time.perf_counter())))
 
 
-def _made(decoder: Any, rows: Any, tokens: Sequence[int], at: int, heads: int) -> Any:
+def _made(
+    decoder: Any, state: ProcessState, tokens: Sequence[int], at: int, heads: int, batch: Batch | None, begins: bool
+) -> Any:
     """Make a pass, which rolls back rows from position `at` on; return the logits of its last positions, shape (heads, vocabulary),
     or None.
+
+    A batch that `begins` continues the rows of the process; the sequences of an earlier batch are dropped.
     """
-    states = decoder.run(tuple(tokens), at, LayerSpan(0, decoder.layers), rows)
-    held = {layer.length for layer in rows.layers}
-    if held != {at + len(tokens)}:
-        raise CacheError(f"layers should hold {at + len(tokens)} positions, they hold {sorted(held)}")
+    if begins:
+        state.sequences.clear()
+    rows = state.rows_of(_MODEL, () if batch is None else batch.sequences)
+    states = decoder.run(tuple(tokens), at, LayerSpan(0, decoder.layers), rows, batch=batch)
+    held, end = {layer.length for layer in rows.layers}, at + len(tokens) if batch is None else batch.end
+    if held != {end}:
+        raise CacheError(f"layers should hold {end} positions, they hold {sorted(held)}")
     if not heads:
         return None
     logits = decoder.logits(states[-heads:], decoder.layers)
