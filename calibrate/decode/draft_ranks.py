@@ -1,7 +1,7 @@
 """Measured ranks of the target's tokens among a draft model's likeliest tokens, along a position log, and rates of hits by fan-out.
 
-The draft model reads each logged sequence in one pass. Ranks are those that SSD prepares drafts by (`model.outcomes.position_ranks`),
-and the rate of rank 1 is the acceptance rate of greedy drafts.
+The draft model reads each logged sequence in one pass. Ranks are those that SSD prepares drafts by
+(`model.outcomes.position_ranks`), and the rate of rank 1 is the acceptance rate of greedy drafts.
 """
 
 from __future__ import annotations

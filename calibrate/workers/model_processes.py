@@ -334,8 +334,8 @@ class OverModels(Real):
         partly = batch is not None and batch.heads != batch.widths
         if step.tree or partly or step.layers.gaps or step.layers.kv_only or step.compared:
             raise ParameterError(
-                "a run over processes with a model each supports only plain passes of one sequence, or of a batch that projects all of"
-                " its tokens; the algorithm uses others"
+                "a run over processes with a model each supports only plain passes of one sequence, or of a batch that projects all"
+                " of its tokens; the algorithm uses others"
             )
 
 

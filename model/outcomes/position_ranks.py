@@ -1,7 +1,8 @@
 """Laws of ranks by output position: which of the draft's likeliest tokens there is the target's token.
 
-Rank r means that the target's token is the r-th likeliest of the draft, 0 that it is none of the ranks that the law knows. In greedy
-decoding the drafted token is the likeliest, so that rank 1 is its acceptance, and a rejected token has rank 2, 3, ... or 0. Ranks are
+Rank r means that the target's token is the r-th likeliest of the draft, 0 that it is none of the ranks that the law knows. In
+greedy decoding the drafted token is the likeliest, so that rank 1 is its acceptance, and a rejected token has rank 2, 3, ... or
+0. Ranks are
 given that all tokens before are right, and are independent by position, as drafts may start anywhere. One random number decides the
 rank of a position: the lower it is, the likelier the token, so that a law with higher rates never has a worse rank.
 """

@@ -11,7 +11,14 @@ from model.base.checks import ParameterError
 from model.base.table_records import build, refuse_unknown
 from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import KINDS, kind_of
-from sim.scenarios import acceptance_outcomes, decision_outcomes, exit_outcomes, lookup_outcomes, match_outcomes, position_rank_outcomes
+from sim.scenarios import (
+    acceptance_outcomes,
+    decision_outcomes,
+    exit_outcomes,
+    lookup_outcomes,
+    match_outcomes,
+    position_rank_outcomes,
+)
 from sim.scenarios.outcome_records import LawRecord, Outcome
 
 LAWS: dict[str, Mapping[str, type[LawRecord]]] = {

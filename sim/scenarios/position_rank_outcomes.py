@@ -45,8 +45,8 @@ class Ranks(LawRecord):
         method: PreparesOutcomes = checked_parameters(parameters, PreparesOutcomes, "ranks")
         if len(self.rank_rates) < method.largest_rank:
             raise checks.ParameterError(
-                f"rank_rates must have a rate for each of {method.largest_rank} ranks that the fan-out uses, got {len(self.rank_rates)};"
-                " give more rates (0 for ranks that never occur), or lower fan_out"
+                f"rank_rates must have a rate for each of {method.largest_rank} ranks that the fan-out uses, got"
+                f" {len(self.rank_rates)}; give more rates (0 for ranks that never occur), or lower fan_out"
             )
         return _outcome(RankRates(self.rank_rates), self.trials, self.source, method.largest_rank)
 
@@ -104,11 +104,11 @@ def _outcome(law: RankRates, trials: int | None, source: str, ranks: int) -> Out
     if trials is None:
         return Outcome(law, rate, source, further_values=further)
     low, high = (float(bound) for bound in wilson(rate, trials))
-    ends = []
-    for bound in (low, high):
-        others = law.rates[1:] * ((1 - bound) / (1 - rate) if rate < 1 else 0.0)
-        ends.append(RankRates(np.append(bound, others)))
-    return Outcome(law, rate, source, *ends, low, high, trials, further_values=further)
+
+    def at(bound: float) -> RankRates:
+        return RankRates(np.append(bound, law.rates[1:] * ((1 - bound) / (1 - rate) if rate < 1 else 0.0)))
+
+    return Outcome(law, rate, source, at(low), at(high), low, high, trials, further_values=further)
 
 
 def _records(file: str) -> list[list[int]]:

@@ -53,7 +53,10 @@ def models() -> Iterator[ModelProcesses]:
         *((pearl, pearl.Parameters(LAYERS, gamma, sampled=sampled, **SMALL)) for gamma in (1, 3, 8) for sampled in (False, True)),
         *((pearl, pearl.Parameters(LAYERS, 8, sampled=sampled, **SMALL, draft_stop="rejection")) for sampled in (False, True)),
         (speculative, speculative.Parameters(LAYERS, 3, placement="separate", **SMALL)),
-        *((ssd, ssd.Parameters(LAYERS, 3, (3, 1, 2, 2), backup, sampled, **SMALL)) for backup in ssd.BACKUPS for sampled in (False, True)),
+        *(
+            (ssd, ssd.Parameters(LAYERS, 3, (3, 1, 2, 2), backup, sampled, **SMALL))
+            for backup in ssd.BACKUPS for sampled in (False, True)
+        ),
     ],
     ids=[
         *(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")), "speculative",
@@ -106,7 +109,7 @@ def test_draft_passes_are_requested_while_the_target_works(models: ModelProcesse
 
 
 def test_branches_are_drafted_while_the_target_works(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole preparation of a round is requested between the target's pass and its read: a pass over the draft, K over branches."""
+    """The whole preparation of a round is requested between the target's pass and its read."""
     seen: list[str] = []
     ask, take = DistantModel.ask, DistantModel.take
 

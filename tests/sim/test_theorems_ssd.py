@@ -11,7 +11,7 @@ from model.costs.layer_times import UnitCost
 from model.methods.ssd import algorithm, fan_out, finite_ssd, paths
 from model.methods.ssd import theory as ssd
 from model.outcomes.position_ranks import RankRates
-from model.steps import GREEDY, Read
+from model.steps import Read
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
 from tests.support.theorem_checks import (
@@ -203,6 +203,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("63b", "slow rounds", with_fault(scaled, ssd, "round_time")),
     ("63d", "slow rounds", with_fault(scaled, ssd, "round_time")),
     ("63d", "too low", with_fault(lambda right, *args: right(*args) / 2, ssd, "break_even_hit_rate")),
+    ("63e", "slow rounds", with_fault(scaled, ssd, "round_time")),
     ("64a", "a branch moved", with_fault(one_more_first, fan_out, "optimal")),
     ("64b", "equal fan-outs", with_fault(all_equal, fan_out, "geometric")),
     ("64b", "weight of the whole draft", with_fault(without_last, fan_out, "geometric")),

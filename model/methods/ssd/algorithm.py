@@ -4,8 +4,8 @@ An outcome of a verification is the number k of accepted tokens and the target's
 drafted tokens, the draft model, on a separate unit,
 
 * reads the last token of the sequence and all drafted tokens in one pass, which gives its distribution after each of them;
-* takes the likeliest tokens of each as the target's own: F_k after k accepted tokens, without the drafted token, whose rejection ends
-  the draft there, and F_K after the whole draft;
+* takes the likeliest tokens of each as the target's own: F_k after k accepted tokens, without the drafted token, whose rejection
+  ends the draft there, and F_K after the whole draft;
 * drafts K tokens after each of these outcomes, in K passes over all of them together: B = F_0 + ... + F_K sequences.
 
 If the outcome is among them (a hit), the next draft is there when the verification ends. Else (a miss) the backup is used:
@@ -13,9 +13,10 @@ If the outcome is among them (a hit), the next draft is there when the verificat
 * `draft`: the draft model drafts K tokens just in time, while the target waits;
 * `none`: the next pass of the target reads no drafted token, and drafts are prepared for its only outcome.
 
-As in the paper's engine, the next round begins when the prepared drafts are complete, after a hit and after a miss. They are sent to
-the target's unit. A round therefore takes the longer of the target's pass and link + preparation + link; a draft just in time adds
-link + drafts + link. Drafts are cut at the end of the sequence, as in speculative decoding; the first draft is that of a miss.
+As in the paper's engine, the next round begins when the prepared drafts are complete, after a hit and after a miss. They are sent
+to the target's unit. A round therefore takes the longer of the target's pass and link + preparation + link; a draft just in time
+adds link + drafts + link. Drafts are cut at the end of the sequence, as in speculative decoding; the first draft is that of a
+miss.
 
 Candidates are the draft model's likeliest tokens, also in sampling. Sampling that changes the draft's distribution for more hits
 (Saguaro sampling) is left out.
@@ -52,8 +53,8 @@ class Parameters(DraftModel):
     draft_length
         Drafted tokens per round (K).
     fan_out
-        Outcomes for which a draft is prepared after k = 0, ..., K accepted tokens: one number for all, or a list of K + 1 numbers. A
-        draft that is cut short, or empty, has the last number after all of its tokens.
+        Outcomes for which a draft is prepared after k = 0, ..., K accepted tokens: one number for all, or a list of K + 1
+        numbers. A draft that is cut short, or empty, has the last number after all of its tokens.
     backup
         After a miss: `draft` just in time, or verify `none`.
     sampled
@@ -86,8 +87,8 @@ class Parameters(DraftModel):
         if isinstance(given, tuple):
             if len(given) != self.draft_length + 1:
                 raise checks.ParameterError(
-                    f"fan_out must have draft_length + 1 = {self.draft_length + 1} numbers, one for each number of accepted tokens, got"
-                    f" {len(given)}"
+                    f"fan_out must have draft_length + 1 = {self.draft_length + 1} numbers, one for each number of accepted tokens,"
+                    f" got {len(given)}"
                 )
             for index, count in enumerate(given):
                 checks.whole(f"fan_out[{index}]", count, 1, MAX_RANK - 1)

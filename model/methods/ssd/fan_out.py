@@ -1,7 +1,8 @@
 """Fan-outs of SSD: how many outcomes to prepare after each number of accepted tokens, for a budget of branches.
 
-A round ends after k accepted tokens with a weight w_k, and misses with probability w_k times a decreasing function of the fan-out F_k.
-[Kumar2026] takes independent acceptances with rate a and a miss probability F^-r for every k: w_k = a^k (1 - a) for k < K, w_K = a^K.
+A round ends after k accepted tokens with a weight w_k, and misses with probability w_k times a decreasing function of the fan-out
+F_k. [Kumar2026] takes independent acceptances with rate a and a miss probability F^-r for every k: w_k = a^k (1 - a) for k < K, and
+w_K = a^K.
 Lagrange's condition r w_k F_k^-(r + 1) = constant gives their capped geometric series (`geometric`). Fan-outs are whole numbers and
 the draft's tokens have one law of ranks, so the exact optimum is found branch by branch (`optimal`).
 
@@ -68,8 +69,8 @@ def optimal(law: RankRates, draft_length: int, budget: int) -> tuple[int, ...]:
     checks.whole("budget", budget, draft_length + 1, (draft_length + 1) * (MAX_RANK - 1))
     if np.any(np.diff(law.rates) > 0):
         raise checks.ParameterError(
-            f"rates must not increase with the rank, got {checks.shown(law.rates.tolist())}: the draft's likeliest tokens must be the"
-            " target's likeliest choices; give rates in the order of the draft"
+            f"rates must not increase with the rank, got {checks.shown(law.rates.tolist())}: the draft's likeliest tokens must be"
+            " the target's likeliest choices; give rates in the order of the draft"
         )
     reach = float(law.rates[0]) ** np.arange(draft_length + 1)
     counts = [1] * (draft_length + 1)

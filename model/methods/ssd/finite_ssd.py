@@ -1,9 +1,9 @@
 """SSD for a finite number of tokens: costs of each round, and exact moments by a forward recursion over starts of rounds.
 
-A round that starts after s of l tokens verifies min(K, l - 1 - s) drafted tokens, or none after a miss without a draft just in time.
-So position and state (`DRAFTED`, `EMPTY`) determine the law of the next round, if ranks are independent by position. A draft just in
-time is charged to the round that follows the miss. With drafts just in time all rounds are those of speculative decoding with the
-same outcomes; only their times differ.
+A round that starts after s of l tokens verifies min(K, l - 1 - s) drafted tokens, or none after a miss without a draft just in
+time. So position and state (`DRAFTED`, `EMPTY`) determine the law of the next round, if ranks are independent by position. A
+draft just in time is charged to the round that follows the miss. With drafts just in time all rounds are those of speculative
+decoding with the same outcomes; only their times differ.
 """
 
 from __future__ import annotations

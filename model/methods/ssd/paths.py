@@ -23,7 +23,8 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterato
     fan_outs = np.array(parameters.fan_outs)
     first = EMPTY if tables.backup_drafts == 0 else DRAFTED
     start, state, everyone = np.zeros(BLOCK, dtype=np.int64), np.full(BLOCK, first), np.arange(BLOCK)
-    time, busy, operations = (np.full(BLOCK, each[0]) for each in (tables.missed_time, tables.missed_busy, tables.missed_operations))
+    missing = tables.missed_time, tables.missed_busy, tables.missed_operations
+    time, busy, operations = (np.full(BLOCK, each[0]) for each in missing)
     offered, rounds = np.zeros((2, BLOCK))
     counts = np.zeros(parameters.draft_length + 1, dtype=np.int64)
     rows = (row for tile in outcomes for row in tile)
@@ -45,8 +46,6 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterato
             missed = which[(rank[which] == 0) | (rank[which] > prepared)]
             state[which] = DRAFTED
             state[missed] = first
-            for total, table in (
-                (time, tables.missed_time), (busy, tables.missed_busy), (operations, tables.missed_operations),
-            ):  # fmt: skip
+            for total, table in zip((time, busy, operations), missing, strict=True):
                 total[missed] += table[position + 1]
     return Tally(time, busy, operations, rounds, offered, counts)

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
@@ -40,9 +39,11 @@ Floats = NDArray[np.float64]
 def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
     """Predict the decoding of exactly `tokens` tokens, times in the unit of the costs; cut drafts at the end are included.
 
-    A round takes the longer of the target's pass and link + preparation + link; a miss adds link + drafts + link if it drafts just in
-    time. The preparation is a pass of the draft model over the whole draft and K passes over all branches. Unit-time sums both units.
+    A round takes the longer of the target's pass and link + preparation + link; a miss adds link + drafts + link if it drafts
+    just in time. The preparation is a pass of the draft model over the whole draft and K passes over all branches. Unit-time sums
+    both units.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> law, cost = RankRates.power_law(0.8, 0.5, 5), UnitCost(40, cost_ratio=0.1)
     >>> prediction = predict(Parameters(40, 4, 4), 2000, law, cost)
     >>> round(float(prediction.plain_latency / prediction.latency), 3), round(speedup(Parameters(40, 4, 4), law, 0.1), 3)
@@ -127,11 +128,13 @@ def speedup(parameters: Parameters, law: RankRates, cost_ratio: float, link: flo
     """Speed-up over plain decoding for many tokens [-]; passes take the same for any width.
 
     Without drafts just in time rounds with and without a draft alternate: a round without one yields one token, and after it the
-    outcome has been prepared with probability h_0, the probability of ranks 1 to F_K. The share of rounds that begin with a draft is
-    h_0 / (1 - h + h_0), where h is the hit probability of a whole draft.
+    outcome has been prepared with probability h_0, the probability of ranks 1 to F_K. The share of rounds that begin with a draft
+    is h_0 / (1 - h + h_0), where h is the hit probability of a whole draft.
 
-    >>> speedup(Parameters(1, 4, 1), RankRates([1.0]), 0.125), speedup(Parameters(1, 4, 1, backup="none"), RankRates([0.0, 1.0]), 0.1)
-    (5.0, 1.0)
+    >>> speedup(Parameters(1, 4, 1), RankRates([1.0]), 0.125)
+    5.0
+    >>> speedup(Parameters(1, 4, 1, backup="none"), RankRates([0.0, 1.0]), 0.1)
+    1.0
     """
     alpha, longest = float(law.rates[0]), parameters.draft_length
     hit = hit_probability(law, parameters.fan_outs)
@@ -154,11 +157,25 @@ def paper_speedup(hit_rate: float, tokens: float, tokens_missed: float, primary:
     return (hit_rate * tokens + (1 - hit_rate) * tokens_missed) / time
 
 
+def largest_gain(draft_length: int) -> float:
+    """Largest speed-up over drafting in turn on the same two units, without transfers [-]: 1 + K / (K + 1), at c = 1 / (K + 1).
+
+    (1 + K c) / max(1, (K + 1) c) with hits only: below 2 for every draft length, as a preparation takes one draft pass more than
+    the draft that it hides.
+
+    >>> largest_gain(4)
+    1.8
+    """
+    checks.whole("draft_length", draft_length, 1)
+    return 1 + draft_length / (draft_length + 1)
+
+
 def break_even_hit_rate(draft_length: int, cost_ratio: float, link: float = 0.0) -> float:
     """Hit rate from which SSD with drafts just in time is at least as fast as drafting in turn on the same two units [-].
 
-    Drafting in turn takes 1 + K c + 2 L for the same tokens. So p must be at least (max(1, (K + 1) c + 2 L) - 1) / (K c + 2 L): none
-    where the preparation fits into the target's pass. It is at most 1 if c <= 1, so that there always is a hit rate that pays.
+    Drafting in turn takes 1 + K c + 2 L for the same tokens. So p must be at least (max(1, (K + 1) c + 2 L) - 1) / (K c + 2 L):
+    none where the preparation fits into the target's pass. It is at most 1 if c <= 1, so that there always is a hit rate that
+    pays.
 
     >>> break_even_hit_rate(4, 0.125), round(break_even_hit_rate(4, 0.25), 3)
     (0.0, 0.25)

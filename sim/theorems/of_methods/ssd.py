@@ -106,8 +106,7 @@ def _laws(**fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
 
 def _models(sampled: bool) -> SearchStrategy[Example]:
     """Draw pairs of small models; few branches, as every sampled token of every branch is enumerated."""
-    few = {"backup": _backups(), "fan": integers(1, 2)}
-    return pairs(3, 2, words=2 if sampled else 3, **few).map(
+    return pairs(3, 2, 2 if sampled else 3, backup=_backups(), fan=integers(1, 2)).map(
         lambda x: {**x, "draft_length": max(x["draft_length"], 1), "sampled": sampled, "fan_out": 1 if sampled else x["fan"]}
     )
 
@@ -120,16 +119,18 @@ def _budgets() -> SearchStrategy[Example]:
 
 def _power_laws() -> SearchStrategy[Example]:
     return st.fixed_dictionaries({
-        "acceptance_rate": integers(1, 19).map(lambda number: number / 20), "exponent": integers(1, 12).map(lambda number: number / 4),
-        "draft_length": integers(1, 6), "budget": integers(4, 40), "from": integers(0, 6), "to": integers(0, 6),
+        "acceptance_rate": integers(1, 19).map(lambda number: number / 20),
+        "exponent": integers(1, 12).map(lambda number: number / 4), "draft_length": integers(1, 6), "budget": integers(4, 40),
+        "from": integers(0, 6), "to": integers(0, 6),
     })  # fmt: skip
 
 
 # --- 60: exactness of the text ---
 
 
-@theorem("60a", "The sampled text has exactly the target's distribution.", source="[Kumar2026]: drafts are verified as in speculative"
-         " decoding, and a prepared draft is drawn from the draft model's distribution", given=lambda: _models(sampled=True))
+@theorem("60a", "The sampled text has exactly the target's distribution.", source="[Kumar2026]: drafts are verified as in"
+         " speculative decoding, and a prepared draft is drawn from the draft model's distribution",
+         given=lambda: _models(sampled=True))
 def right_law(x: Example) -> None:
     want = target_law(x)
     law = law_of_text(lambda: in_turn(steps(x)), models(x), PROMPT, x["tokens"])
@@ -217,8 +218,8 @@ def rounds_of_speculative(x: Example) -> None:
     equal("rounds", one.rounds, other.rounds)
 
 
-@theorem("62c", "If the preparation with its links takes no longer than a pass, and every outcome is prepared, every round takes a pass"
-         " of the target after the first draft.", source="limit: hit rate 1", given=lambda: _fitting().map(_all_hit))
+@theorem("62c", "If the preparation with its links takes no longer than a pass, and every outcome is prepared, every round takes a"
+         " pass of the target after the first draft.", source="limit: hit rate 1", given=lambda: _fitting().map(_all_hit))
 def everything_prepared(x: Example) -> None:
     run, prices, n = play(x), cost(x), size(x)
     first = min(x["draft_length"], n - 1)
@@ -235,7 +236,8 @@ def nothing_prepared(x: Example) -> None:
 
 
 @theorem("62f", "If the preparation with its links takes no longer than a pass, SSD with drafts just in time is never slower than"
-         " speculative decoding on the same units.", source="the rounds are equal (62a), and a hit saves the drafts", given=_fitting)
+         " speculative decoding on the same units.", source="the rounds are equal (62a), and a hit saves the drafts",
+         given=_fitting)
 @theorem("62g", "SSD with drafts just in time is never slower than speculative decoding on the same units.",
          source="false: a preparation takes one draft pass more than a draft", given=_just_in_time, expect="fails")
 def never_slower_than_in_order(x: Example) -> None:
@@ -245,8 +247,8 @@ def never_slower_than_in_order(x: Example) -> None:
 @theorem("62h", "If passes take the same for any width, a larger fan-out never takes longer with drafts just in time.",
          source="the rounds are equal, and a hit stays a hit",
          given=lambda: _just_in_time(at=integers(0, 4)).filter(lambda x: "verify_cost" not in x["cost"]))
-@theorem("62i", "A larger fan-out never takes longer with drafts just in time.", source="false: passes over more branches take longer",
-         given=_wide, expect="fails")
+@theorem("62i", "A larger fan-out never takes longer with drafts just in time.", source="false: passes over more branches take"
+         " longer", given=_wide, expect="fails")
 def more_branches(x: Example) -> None:
     at = x["at"] % len(x["fan_out"])
     wider = [count + (index == at) for index, count in enumerate(x["fan_out"])]
@@ -280,8 +282,8 @@ def stationary(x: Example) -> None:
 @theorem("63b", "If a preparation takes no longer than a pass, the speed-up with drafts just in time is the paper's walltime.",
          source="[Kumar2026]: walltime", given=lambda: _laws(backup=st.just(algorithm.DRAFT)).filter(_fits))
 @theorem("63c", "The speed-up with drafts just in time is the paper's walltime.",
-         source="false: in the paper a miss does not wait for the preparation", given=lambda: _laws(backup=st.just(algorithm.DRAFT)),
-         expect="fails")
+         source="false: in the paper a miss does not wait for the preparation",
+         given=lambda: _laws(backup=st.just(algorithm.DRAFT)), expect="fails")
 def walltime_of_the_paper(x: Example) -> None:
     law, parameters, c = RankRates(x["rates"]), _parameters(x), x["cost_ratio"]
     hit = fan_out.hit_probability(law, parameters.fan_outs)
@@ -302,6 +304,17 @@ def break_even(x: Example) -> None:
     else:
         at_most("time of a round", found, turn, 1e-11)
     at_most("time of a round with more hits", float(ssd.round_time((1 + min(rate, 1.0)) / 2, length, c, link)), turn, 1e-11)
+
+
+@theorem("63e", "Without transfers, SSD with drafts just in time is at most 1 + K/(K + 1) times as fast as drafting in turn, which"
+         " is reached with hits only where a preparation takes as long as a pass.", source="hits cannot hide the further draft"
+         " pass", given=lambda: _laws(hit=integers(0, 20).map(lambda number: number / 20)))  # fmt: skip
+def largest_gain(x: Example) -> None:
+    length, c = x["draft_length"], x["cost_ratio"]
+    best = ssd.largest_gain(length)
+    at_most("gain", (1 + length * c) / float(ssd.round_time(x["hit"], length, c)), best, CLOSE)
+    c = 1 / (length + 1)
+    equal("gain with hits only", (1 + length * c) / float(ssd.round_time(1.0, length, c)), best, CLOSE)
 
 
 # --- 64: fan-outs ---
