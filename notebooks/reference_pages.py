@@ -34,7 +34,8 @@ PYTHON = {
     "Closed forms": [
         "model.methods.speculative.theory", "model.methods.ppd.theory", "model.methods.hierarchical.theory",
         "model.methods.pearl.theory", "model.methods.bild.theory", "model.methods.skipdecode.theory",
-        "model.methods.early_exit.theory", "model.methods.self_speculative.theory",
+        "model.methods.ssd.theory", "model.methods.early_exit.theory",
+        "model.methods.self_speculative.theory",
     ],
     "Costs and hardware": [
         "model.costs.layer_times.UnitCost", "model.costs.pass_seconds.PassSeconds", "model.hardware.profile_files.load",

@@ -80,6 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pearl": {"draft_length": 3}, "ppd": {"exit_layer": 20, "candidates": 1, "layers": 40},
     "skipdecode": {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}, "speculative": {"draft_length": 3},
     "self_speculative": {"exit_layer": 3, "draft_length": 3}, "ngram": {"draft_length": 3},
+    "ssd": {"draft_length": 3, "fan_out": 1},
 }  # fmt: skip
 BY_POSITION: dict[str, dict[str, Any]] = {
     "iid": {"acceptance_rate": 0.5}, "markov": {"acceptance_rate": 0.5, "correlation": 0.1},
@@ -111,6 +112,10 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "by-match": {"match_lengths": [1, 2], "match_rates": [0.3, 0.2], "acceptance_rates": [0.5, [0.6, 0.7, 0.8]]},
         "replay": {"file": "lookups.json"},
     },
+    "position_rank": {
+        "ranks": {"rank_rates": [0.5, 0.2]}, "power-law": {"acceptance_rate": 0.5, "exponent": 0.7},
+        "replay": {"file": "position-ranks.json"},
+    },
     "exit": {"hazards": {"hazards": [0.5] * 7 + [1.0]}, "confidences": {"file": "confidences.json"}},
 }  # fmt: skip
 """A table of each kind of outcome."""
@@ -121,6 +126,7 @@ RECORDS = {
     "decisions.json": {"confidence": [[0.1, 0.9]], "distance": [[0.1, 0.1]], "agrees": [[True, True]]},
     "confidences.json": {"confidence": [[0.1] * LAYERS, [0.9] * LAYERS]},
     "lookups.json": [[[1, 2, 1]] * 12],
+    "position-ranks.json": [[1, 2, 1] * 4],
     "engine.json": acceptance_record.document(ENGINE),
 }
 THRESHOLDS = {

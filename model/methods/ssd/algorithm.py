@@ -37,6 +37,7 @@ from model.methods.concurrent.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, 
 from model.methods.concurrent.unit_transfers import returned_to
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
+from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.speculative.algorithm import DraftedToken, Model, accept_or_reject, commit, draft, verification_pass
 from model.outcomes.position_ranks import MAX_RANK
 from model.steps import GREEDY, SAMPLED, Batch, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
@@ -76,6 +77,21 @@ class Parameters(DraftModel):
     EXACT = True
     TESTS_WHOLE_DRAFTS = False
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Every draft length, with a branch for each number of accepted tokens.
+
+        Ranks of rejected tokens are not known, so that all outcomes after a rejection count as misses.
+        """
+        if known.units < 2:
+            return Proposals(missing="a further device for the draft: --gpus")
+        if not known.independent_draft:
+            return Proposals(missing="a draft model; a head needs the target's states, so it cannot draft during the target's pass")
+        outcomes = {"kind": "ranks", "rank_rates": [known.rates[0], 0.0]}
+        tables = ({"layers": known.layers, "draft_length": length, "fan_out": 1} for length in known.draft_lengths)
+        assumed = "the acceptance of the first drafted token holds at every position; outcomes after a rejection count as misses"
+        return Proposals(tuple(Proposal(table, outcomes, assumed) for table in tables))
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 1, MAX_DRAFT)
