@@ -73,6 +73,45 @@ def softmax(logits: Floats) -> Floats:
     return np.asarray(found / found.sum())
 
 
+def without(probabilities: Floats, tokens: Sequence[int]) -> Floats:
+    """Return the probabilities, shape (vocabulary,), without these tokens: they sum to 1, unless nothing is left.
+
+    >>> without(np.array([0.5, 0.25, 0.25]), [0]).tolist()
+    [0.0, 0.5, 0.5]
+    """
+    if not tokens:
+        return probabilities
+    left = probabilities.copy()
+    left[list(tokens)] = 0.0
+    total = left.sum()
+    return np.asarray(left / total) if total > 0 else left
+
+
+def residual(target: Floats, draft: Floats) -> Floats:
+    """Return norm(max(0, p - q)), the target's distribution after a token of the draft was rejected; shape (vocabulary,).
+
+    >>> residual(np.array([0.25, 0.75]), np.array([0.5, 0.5])).tolist()
+    [0.0, 1.0]
+    """
+    rest = np.maximum(target - draft, 0.0)
+    total = rest.sum()
+    # Equal distributions reject nothing, except by rounding.
+    return np.asarray(rest / total) if total > 0 else target
+
+
+def after_rejections(target: Floats, draft: Floats, rejected: Sequence[int]) -> tuple[Floats, Floats]:
+    """Return p and q after these tokens, drawn one after another without replacement from q, were rejected; see `model.steps.Read`.
+
+    >>> p, q = np.array([0.25, 0.75, 0.0]), np.array([0.5, 0.25, 0.25])
+    >>> [each.tolist() for each in after_rejections(p, q, [0])]
+    [[0.0, 1.0, 0.0], [0.0, 0.5, 0.5]]
+    """
+    left = draft
+    for count in range(len(rejected)):
+        target, left = residual(target, left), without(draft, rejected[: count + 1])
+    return target, left
+
+
 def token_at(probabilities: Floats, uniform: float) -> int:
     """Return the token at quantile `uniform` in [0, 1) of a distribution, which need not be normalised.
 
@@ -155,6 +194,12 @@ class PassOutput:
         if self._best is None:
             self._best = self.logits.argmax(dim=-1).tolist()
         return self._best[self.row(offset)]
+
+    def best_of(self, offset: int, count: int) -> list[int]:
+        """Return the likeliest tokens, best first, at most the vocabulary."""
+        logits = self.logits[self.row(offset)]
+        found: list[int] = logits.topk(min(count, len(logits))).indices.tolist()
+        return found
 
     def scores(self, offset: int) -> Floats:
         """Return the logits of a position, shape (vocabulary,)."""
@@ -374,23 +419,22 @@ class Real(Interpreter):
         return super().look_up(step) if self.answers is None else self.answers.look_up(step)
 
     def _evaluate(self, step: Read) -> Any:
-        output, offset, token, against = step.output, step.offset, step.token, step.against
+        output, offset, token = step.output, step.offset, step.token
         match step.kind:
             case "next":
                 return output.best(offset)
             case "top":
-                return output.logits[output.row(offset)].topk(step.width).indices.tolist()
+                return output.best_of(offset, step.width)
+            case "distinct":
+                return self._distinct(output, offset, step.width)
             case "sample":
                 return self._token_at(output.probabilities(offset, self.sampling), f"{output.step.role}: sample", output, offset)
             case "probability":
-                return float(output.probabilities(offset, self.sampling)[token])
+                return float(self._after_rejections(step)[0][token])
             case "uniform":
                 return self._random_number("test", output, offset)
             case "residual":
-                target = output.probabilities(offset, self.sampling)
-                rest = np.maximum(target - against.probabilities(step.against_offset, self.sampling), 0.0)
-                # Equal distributions reject nothing, except by rounding.
-                return self._token_at(rest if rest.sum() > 0 else target, "residual", output, offset)
+                return self._token_at(residual(*self._after_rejections(step)), "residual", output, offset)
             case "confidence":
                 probabilities = output.probabilities(offset, None)
                 return float(probabilities.max() if token is None else probabilities[token])
@@ -401,6 +445,24 @@ class Real(Interpreter):
                 return _alike(output, offset)
             case "beams":
                 return _continued(output, step.hypotheses, step.width)
+
+    def _after_rejections(self, step: Read) -> tuple[Floats, Floats]:
+        """Return the distribution that is read, and the draft's that it is compared with, after tokens were rejected.
+
+        Without another output to compare with, both are the draft's own.
+        """
+        law = step.output.probabilities(step.offset, self.sampling)
+        if step.against is None:
+            left = without(law, step.rejected)
+            return left, left
+        return after_rejections(law, step.against.probabilities(step.against_offset, self.sampling), step.rejected)
+
+    def _distinct(self, output: PassOutput, offset: int, width: int) -> list[int]:
+        """Draw different tokens one after another, as long as any has a probability above 0."""
+        law, drawn = output.probabilities(offset, self.sampling), list[int]()
+        for _ in range(min(width, np.count_nonzero(law))):
+            drawn.append(self._token_at(without(law, drawn), f"{output.step.role}: distinct", output, offset))
+        return drawn
 
     def to_vocabulary(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Map forced tokens (positions of a sequence, negative if wrong) to tokens of the vocabulary; masks stay masks."""
@@ -429,6 +491,8 @@ def _states_of(features: Features) -> Tensor | None:
     output: PassOutput | None = features.output
     if output is None or output.states is None:
         return None
+    if features.indices:
+        return output.states[list(features.indices)]
     return output.states[max(features.first, 0) : features.first + features.length]
 
 

@@ -36,7 +36,7 @@ from model.base import checks, json_and_parquet, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.interpret.account import Account, Kind
 from model.logs.recorded_decoding import AnsweredRead, Decoding, ModelIdentity, Question
-from model.steps import Commit, Continuation, Read
+from model.steps import DISTINCT, LIKELIEST, Commit, Continuation, Read
 
 if TYPE_CHECKING:
     import polars as pl
@@ -46,6 +46,8 @@ PARTS = ("own",)
 KINDS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
 NUMBERS = ("probability", "uniform", "confidence", "saturation", "distance")
 """Kinds of reads whose answer is a number."""
+SEVERAL = (LIKELIEST, DISTINCT)
+"""Kinds of reads whose answer is a list of tokens."""
 UNITS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("decoding", "order"), "1"), "kind": "name", "role": "name",
@@ -183,7 +185,7 @@ def _answered(row: Mapping[str, Any]) -> AnsweredRead:
     elif kind == "beams":
         answer = [Continuation(*each) for each in zip(row["tokens"], row["follows"], row["scores"], strict=True)]
     else:
-        answer = row["tokens"] if kind == "top" else row["tokens"][0]
+        answer = row["tokens"] if kind in SEVERAL else row["tokens"][0]
     hypotheses = tuple((each["token"], each["score"]) for each in row["hypotheses"] or ())
     asked = Question(
         kind, row["role"], row["layer"], row["position"], row["sequence"], row["token"], row["at"], tuple(row["tail"]),
