@@ -14,6 +14,7 @@ from calibrate.commands import (
     links_command,
     log_command,
     quality_command,
+    ranks_command,
     report_command,
     run_command,
 )
@@ -31,8 +32,8 @@ app.add_typer(fit_command.fitting, name="fit")
 app.add_typer(engine_command.engine, name="engine")
 for command in (
     import_command.bundle, layers_command.layers, links_command.links, report_command.report, family_commands.train,
-    family_commands.heads, family_commands.align, decode_command.decode, log_command.log, log_command.rates,
-    quality_command.quality, quality_command.replace, quality_command.loss, run_command.run,
+    family_commands.heads, family_commands.align, decode_command.decode, log_command.log, ranks_command.ranks,
+    log_command.rates, quality_command.quality, quality_command.replace, quality_command.loss, run_command.run,
 ):  # fmt: skip
     app.command(cls=RenamedOptions)(command)
 

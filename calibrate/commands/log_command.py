@@ -156,12 +156,13 @@ def chosen_prompts(
 @options.guarded
 def rates(
     where: Annotated[
-        str, typer.Argument(metavar="LOG", help="A .json log or measured runs, a bundled log (family), or a public .jsonl.")
+        str, typer.Argument(metavar="LOG", help="A .json log, ranks or measured runs, a bundled log (family), or a public .jsonl.")
     ],
     candidates: Annotated[str, typer.Option(help="Numbers of early candidates k.")] = _CANDIDATES,
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
     cost_ratio: Annotated[float, typer.Option(help="Draft pass / target pass, to predict speed-ups.")] = 0.1,
     matches: Annotated[str | None, typer.Option(help="Last tokens looked up: smallest,largest. Default: 1,3.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Nodes of draft trees, for a rank log. Default: 8,16,63.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Drafter, required for a public log: eagle, ngram, ...")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder to draw figures into.")] = None,
     as_json: options.Json = False,
@@ -169,6 +170,7 @@ def rates(
     """Match and acceptance rates of a log, with intervals, by layer and position, and tests of their independence.
 
     Of decodings (calibrate decode --log, calibrate run): acceptance by draft position, and tokens per round, seen and predicted.
+    Of ranks (calibrate ranks): rank rates by depth, and tokens per round of draft trees, seen and predicted.
 
     calibrate rates family
 
@@ -179,7 +181,8 @@ def rates(
     from calibrate.decode import rate_tables
 
     asked = options.numbers("candidates", candidates), options.numbers("lengths", lengths)
-    made = rate_tables.tables_of_file(where, *asked, cost_ratio, drafter, None if matches is None else _ends(matches))
+    sizes = None if nodes is None else options.numbers("nodes", nodes)
+    made = rate_tables.tables_of_file(where, *asked, cost_ratio, drafter, None if matches is None else _ends(matches), sizes)
     drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
     if as_json:
         print(strict_json.dumps([table.document() for table in made], indent=2))

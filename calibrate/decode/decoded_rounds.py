@@ -17,7 +17,7 @@ from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.logs import measured_runs, read_log
 from model.logs.recorded_decoding import Decoding
-from model.logs.replay import changed_settings
+from model.logs.replay import changed_settings, parameters_of
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.rounds import RoundPrices, Rounds, moments
 from model.methods.speculative import rates_from_logs
@@ -51,13 +51,15 @@ def tables(decodings: Sequence[Decoding]) -> Iterator[RateTable]:
     if not groups:
         raise ParameterError("decodings must have drafted tokens for rates by draft position, got none that drafts")
     for name, group in groups.items():
-        about = f"{name}; {len(group)} sequences"
-        yield by_position(rounds_of(group), about)
-        yield predicted(group, about)
+        about, depth = f"{name}; {len(group)} sequences", len(parameters_of(group[0]).ranks_by_depth)
+        yield by_position(rounds_of(group, depth), about, depth > 0)
+        yield predicted(group, about, depth)
 
 
-def rounds_of(decodings: Sequence[Decoding]) -> ReplayedRounds:
+def rounds_of(decodings: Sequence[Decoding], depth: int = 0) -> ReplayedRounds:
     """Return the rounds of decodings, one after another.
+
+    With trees of several candidates per position, of this `depth`, the drafted tokens of a round are positions, not nodes.
 
     In a round that a stop token ended, whether the draft went on to be accepted is not known: only its accepted tokens count.
 
@@ -73,23 +75,26 @@ def rounds_of(decodings: Sequence[Decoding]) -> ReplayedRounds:
         at = 0
         for commit in each.commits:
             if commit.drafted is not None and commit.tokens:
-                checks.whole("drafted tokens of a round", commit.drafted, 0, MAX_DRAFT)
+                drafted = min(depth, each.max_tokens - at - 1) if depth and commit.drafted else commit.drafted
+                checks.whole("drafted tokens of a round", drafted, 0, MAX_DRAFT)
                 accepted = max(len(commit.tokens) - commit.back - 1, 0)
                 ended = commit.tokens[-1] in each.stop
-                rows.append((number, at, accepted if ended else commit.drafted, accepted))
+                rows.append((number, at, accepted if ended else drafted, accepted))
             at += len(commit.tokens) - commit.back
-    longest = max((commit.drafted or 0 for each in decodings for commit in each.commits), default=0)
+    longest = depth or max((commit.drafted or 0 for each in decodings for commit in each.commits), default=0)
     return ReplayedRounds(longest, *np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
 
-def by_position(played: ReplayedRounds, about: str) -> RateTable:
+def by_position(played: ReplayedRounds, about: str, several: bool = False) -> RateTable:
     """Table of conditional acceptance rates by draft position, with the line that a scenario takes."""
     found = rates_from_logs.by_draft_position(played)
     rows = tuple(
         (index + 1, *[float(part[index]) for part in found[:3]], int(found.trials[index])) for index in range(played.draft_length)
     )
     notes = [f"rate: of the tokens whose predecessors in the draft were all accepted; low, high: {LEVEL:.0%} interval (Wilson)"]
-    if found.trials.min() > 0:
+    if several:
+        notes.append("a position is accepted if any of its candidates is; a scenario takes rates by rank: see calibrate ranks")
+    elif found.trials.min() > 0:
         rates = found.rate.round(4).tolist()
         notes.append(f'as [outcomes]: kind = "by-draft-position"; acceptance_rates = {rates}; source = "measured"')
     return RateTable(
@@ -97,7 +102,7 @@ def by_position(played: ReplayedRounds, about: str) -> RateTable:
     )
 
 
-def predicted(decodings: Sequence[Decoding], about: str) -> RateTable:
+def predicted(decodings: Sequence[Decoding], about: str, depth: int = 0) -> RateTable:
     """Table of tokens per round, seen and predicted: by the closed form for sequences of these lengths, from measured rates.
 
     The rates of every second sequence predict the rounds of the others, so that no sequence predicts itself; in the first row all
@@ -107,7 +112,7 @@ def predicted(decodings: Sequence[Decoding], about: str) -> RateTable:
     halves = {"all": (decodings, decodings), "odd": (decodings[1::2], decodings[::2]), "even": (decodings[::2], decodings[1::2])}
     for name, (by, of) in halves.items():
         if by and of:
-            rows.append((name, len(of), *_seen_and_predicted(rounds_of(by), of)))
+            rows.append((name, len(of), *_seen_and_predicted(rounds_of(by, depth), of, depth)))
     notes = (
         f"low, high: {LEVEL:.0%} interval of tokens per round over sequences; of: the sequences predicted, from the others",
         "predicted: exact mean for rounds that are independent with the rates by draft position, drafts cut at the end",
@@ -116,8 +121,8 @@ def predicted(decodings: Sequence[Decoding], about: str) -> RateTable:
     return RateTable(f"Tokens per round (measured; {about}), and by the closed form", columns, tuple(rows), notes)
 
 
-def _seen_and_predicted(by: ReplayedRounds, of: Sequence[Decoding]) -> tuple[int, float, float, float, float, float]:
-    seen = rates_from_logs.means(rounds_of(of))
+def _seen_and_predicted(by: ReplayedRounds, of: Sequence[Decoding], depth: int) -> tuple[int, float, float, float, float, float]:
+    seen = rates_from_logs.means(rounds_of(of, depth))
     rates = rates_from_logs.by_draft_position(by)
     ends = seen.rounds, seen.over_rounds, seen.rounds_low, seen.rounds_high
     if rates.trials.min() == 0:

@@ -142,7 +142,7 @@ def log_rows(
         raise ParameterError(f"models must have the same vocabulary, got {sizes} tokens; use a draft with the same tokenizer")
     with torch.inference_mode():
         begun = time.perf_counter()
-        written, states = _written(target, prompts, tokens, sampling, seed)
+        written, states = generated(target, prompts, tokens, sampling, seed)
         spent.writing += time.perf_counter() - begun
         # From here on, rows are positions, sequence by sequence, without those after an end token.
         lengths = [len(ended(text, target.ends)) for text in written]
@@ -162,7 +162,7 @@ def log_rows(
     return _table(found)
 
 
-def _written(
+def generated(
     target: Decoder, prompts: Mapping[int, Sequence[int]], tokens: int, sampling: Sampling | None, seed: int
 ) -> tuple[list[list[int]], list[Tensor]]:
     """Generate sequences; return them and the states before the first and after every layer: shapes (sequences, tokens, hidden)."""
@@ -212,13 +212,13 @@ def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: LogS
         found["saturation"][:, layer - 1] = torch.cosine_similarity(before.float(), after.float(), dim=-1).cpu().numpy()
         for piece in _pieces(len(chosen)):
             logits = target.final_head_logits(after[piece]).float()
-            found["rank_common"][piece, layer - 1] = _ranks(logits, chosen[piece])
+            found["rank_common"][piece, layer - 1] = ranks_of_tokens(logits, chosen[piece])
             found["confidence"][piece, layer - 1] = torch.exp(logits.amax(-1) - logits.logsumexp(-1)).cpu().numpy()
         now = time.perf_counter()
         spent.heads += now - begun
         if layer in target.heads:
             for piece in _pieces(len(chosen)):
-                found["rank_trained"][piece, layer - 1] = _ranks(target.logits(after[piece], layer).float(), chosen[piece])
+                found["rank_trained"][piece, layer - 1] = ranks_of_tokens(target.logits(after[piece], layer).float(), chosen[piece])
             spent.trained_heads += time.perf_counter() - now
     # The last layer has only the model's head.
     if target.heads:
@@ -230,7 +230,7 @@ def _pieces(count: int) -> Iterator[slice]:
     return (slice(start, min(start + PIECE, count)) for start in range(0, count, PIECE))
 
 
-def _ranks(logits: Tensor, tokens: Tensor) -> Any:
+def ranks_of_tokens(logits: Tensor, tokens: Tensor) -> Any:
     """Ranks of tokens by their logits, from 1; ties are ordered by token id."""
     import torch
 

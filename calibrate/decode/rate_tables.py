@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from calibrate.decode.titled_table import NONE, RateTable
 from model.base import checks
 from model.base.checks import ParameterError
-from model.logs import position_log, text_lookups
+from model.logs import position_log, rank_log, text_lookups
 from model.logs.position_log import PositionLog
 from model.methods.ngram.algorithm import Parameters
 from model.methods.ngram.lookup_rounds import moments
@@ -38,12 +39,12 @@ DRAWS = 400
 
 def tables_of_file(
     where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None,
-    matches: tuple[int, int] | None = None,
+    matches: tuple[int, int] | None = None, nodes: Sequence[int] | None = None,
 ) -> list[RateTable]:  # fmt: skip
-    """Return all tables of a log: a position log, decodings, or a public log of accepted lengths (JSON lines) with its `drafter`.
+    """Return all tables of a log: a position log, a rank log, decodings, or a public log (JSON lines) with its `drafter`.
 
     `matches` are the smallest and largest number of last tokens that are looked up in the sequences of a position log; without them
-    `MATCHES`, in logs that hold the tokens of their prompts.
+    `MATCHES`, in logs that hold the tokens of their prompts. `nodes` are numbers of nodes of the draft trees, for rank logs.
     """
     for name, values in (("candidates", candidates), ("draft_lengths", draft_lengths)):
         for value in values:
@@ -56,9 +57,20 @@ def tables_of_file(
         log = public_acceptance_logs.read(where, drafter)
         if matches is not None:
             raise ParameterError("matches is used only with logs of this program (.json); leave it out")
+        if nodes is not None:
+            raise ParameterError("nodes is used only with rank logs (.json); leave it out")
         return [other_outputs(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
+    path = Path(where)
+    if path.suffix == ".json" and rank_log.is_rank_log(path):
+        from calibrate.decode import rank_tables
+
+        if matches is not None:
+            raise ParameterError("matches is used only with logs of calibrate log; leave it out")
+        return [*rank_tables.tables(rank_log.load(path), rank_tables.NODES if nodes is None else nodes)]
+    if nodes is not None:
+        raise ParameterError(f"nodes is used only with rank logs, and {path.name} has no ranks; {rank_log.AGAIN}")
     from calibrate.decode import decoded_rounds
 
     decodings = decoded_rounds.decodings_of_file(where)

@@ -113,6 +113,8 @@ class DraftHead(Decoder):
     def __init__(self, target: Decoder, modules: Any, hidden: int) -> None:
         vars(self).update(vars(target))
         self.target, self.hidden = target, hidden
+        self.trained = modules
+        """The heads' weights, as `calibrate.family.draft_head_training` trains them."""
         modules.to(target.device, target.dtype).eval().requires_grad_(False)
         self.name, self.layers, self.heads, self._last_positions = f"{self.kind} head of {target.name}", 1, {}, None
 

@@ -202,7 +202,7 @@ def learn(target: Decoder, modules: Any, kind: str, settings: DraftHeadSettings,
     with _frozen(target.full):
         for group in _groups(windows, target.vocabulary):
             rows = torch.from_numpy(group).to(target.device)
-            states, own = _of_target(target, rows[:, :-1])
+            states, own = of_target(target, rows[:, :-1])
             loss = torch.zeros((), device=target.device)
             for index, logits in enumerate(positions(target, modules, kind, rows[:, :-1], states, settings.draft_length)):
                 wanted = own[:, index:].softmax(-1) if settings.labels == "model" else rows[:, index + 1 :]
@@ -299,7 +299,7 @@ class PassRows:
         return sum(each.shape[2] for each in self.keys)
 
 
-def _of_target(target: Decoder, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def of_target(target: Decoder, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return the target's last normed states and its logits."""
     import torch
 
@@ -334,7 +334,7 @@ def evaluate(
     for group in _groups(every, target.vocabulary):
         rows = torch.from_numpy(group).to(target.device)
         with torch.no_grad():
-            states, own = _of_target(target, rows[:, :-1])
+            states, own = of_target(target, rows[:, :-1])
             greedy = own.argmax(-1)
             kept = torch.ones_like(greedy, dtype=torch.bool)
             for index, logits in enumerate(positions(target, modules, kind, rows[:, :-1], states, settings.draft_length)):

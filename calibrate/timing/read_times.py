@@ -16,12 +16,14 @@ from calibrate.timing.interpreter_pass import marked_parts
 from calibrate.timing.single_pass import means, table_times
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from model.hardware.profile import EARLY_EXIT_READS, PROCESS_PROMPT, READS
-from model.steps import Commit, Forward, LayerSpan, Read, Steps
+from model.steps import DISTINCT, LIKELIEST, Commit, Forward, LayerSpan, Read, Steps
 
 if TYPE_CHECKING:
     from calibrate.decoders.transformers_adapter import Decoder
     from model.methods.method_parameters import MethodParameters
 
+SEVERAL = (LIKELIEST, DISTINCT)
+"""Kinds of reads that are timed with several candidates."""
 REPEATS = 12
 """Repeats of each read in a round."""
 WARM_UPS = 3
@@ -61,7 +63,7 @@ def time_reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS)
                 # New outputs, of which only the head is computed: it belongs to the pass.
                 first, second = (_projected(real.forward(held, step)) for _ in range(2))
                 token = 7 if kind in ("probability", "distance") else None
-                asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
+                asked = Read(kind, first, -1, 3 if kind in SEVERAL else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
                 if kind == "next":
                     real.read(asked)  # the first read of a pass is in `first_read`; further ones follow each other directly
                 begun = _now(decoder)

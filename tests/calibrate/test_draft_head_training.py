@@ -110,7 +110,7 @@ def test_weights_are_as_many_as_those_of_the_shapes_that_are_priced(loaded: Load
 def test_medusa_heads_start_as_the_models_own_head(target: Decoder) -> None:
     """Before training all of them give the logits of the token after the state that they read."""
     tokens = torch.arange(40).reshape(2, 20)
-    states, own = draft_head_training._of_target(target, tokens)
+    states, own = draft_head_training.of_target(target, tokens)
     modules = draft_head_training.new_modules(target, MEDUSA, FEW)
     with torch.no_grad():
         for index, logits in enumerate(draft_head_training.positions(target, modules, MEDUSA, tokens, states, POSITIONS)):
@@ -124,7 +124,7 @@ def test_loss_is_the_mean_over_draft_positions(kind: str, labels: str, target: D
     settings = replace(FEW, labels=labels)
     windows = np.random.default_rng(0).integers(0, 300, (3, 17))
     modules, tokens = untrained(target, kind), torch.from_numpy(windows)
-    states, own = draft_head_training._of_target(target, tokens[:, :-1])
+    states, own = draft_head_training.of_target(target, tokens[:, :-1])
     expected = 0.0
     with torch.no_grad():
         whole = [*draft_head_training.positions(target, modules, kind, tokens[:, :-1], states, POSITIONS)]
@@ -158,7 +158,7 @@ def test_gradients_do_not_depend_on_the_grouping_of_a_batch(
 def test_a_pass_of_eagle_sees_what_it_will_find_in_decoding(target: Decoder) -> None:
     """In pass j a token reads target's states up to j tokens before: later ones change nothing, and that one does."""
     tokens, modules = torch.arange(30)[None], untrained(target, EAGLE)
-    states, _ = draft_head_training._of_target(target, tokens)
+    states, _ = draft_head_training.of_target(target, tokens)
 
     def logits(states: Any) -> list[Any]:
         with torch.no_grad():
@@ -184,7 +184,7 @@ def test_rates_are_those_of_drafts_counted_one_by_one(
     hits, trials = [0] * POSITIONS, [0] * POSITIONS
     for start in (0, 32):
         window = torch.from_numpy(tokens[start : start + 32])[None]
-        states, own = draft_head_training._of_target(target, window)
+        states, own = draft_head_training.of_target(target, window)
         with torch.no_grad():
             whole = [each[0].argmax(-1) for each in draft_head_training.positions(target, modules, kind, window, states, POSITIONS)]
         greedy = own[0].argmax(-1)

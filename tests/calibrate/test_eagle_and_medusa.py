@@ -91,7 +91,7 @@ def test_drafts_are_those_of_one_pass_over_the_whole_text(kind: str, architectur
     prompt, tokens = [5, 6, 7], 30
     work = Seen(decoders).run(speculative.decode(parameters(kind), prompt, tokens), tokens)
     text = torch.tensor([[*prompt, *work.tokens]])
-    states, _ = draft_head_training._of_target(decoders["target"], text)
+    states, _ = draft_head_training.of_target(decoders["target"], text)
     modules = modules_of(architecture, kind)
     with torch.no_grad():
         whole = [*draft_head_training.positions(decoders["target"], modules, kind, text, states, COUNT)]
