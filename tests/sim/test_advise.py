@@ -227,10 +227,12 @@ def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
     assert "no interval: no input" in str(replace(two, others=other_methods.evaluate(replace(said, law=exact))))
 
 
-@pytest.mark.parametrize(("name", "moves"), [("draft_pass", {"amusd", "pearl"}), ("step", {"amusd", "ppd", "early_exit", "skipdecode"})])
+@pytest.mark.parametrize(("name", "moves"), [
+    ("draft_pass", {"amusd", "pearl"}), ("step", {"amusd", "ppd", "early_exit", "skipdecode"}),
+])
 def test_an_uncertain_term_of_the_law_widens_what_it_is_part_of(name: str, moves: set[str], two: Advice) -> None:
-    """A pass of the draft is part of PEARL and AMUSD alone. Layers that others leave out save nothing of an engine's overhead, which
-    also changes how far AMUSD drafts during a pass of the target."""
+    """A pass of the draft is part of PEARL and AMUSD alone. Layers that are left out save nothing of an engine's overhead, which also
+    changes how far AMUSD drafts during a pass of the target."""
     said = two.situation
     draws = {each: np.array([said.law.coefficients.get(each, 0.0)] * 2) for each in said.law.draws}
     draws[name] = draws[name] * [0.5, 4.0]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 theorem = TheoremCollection("speculative")
-_PROOF = "[Sun2024], by induction from the last drafted token: E[w_(i+1) | x_1 ... x_i] is w_i less the residual mass"
+_PROOF = "[Sun2024], by induction from the last drafted token: the mean of w_(i+1) given x_1 ... x_i is w_i less the residual mass"
 
 
 # --- Examples ---
