@@ -231,7 +231,7 @@ def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
     ("draft_pass", {"amusd", "pearl"}), ("step", {"amusd", "ppd", "early_exit", "skipdecode"}),
 ])
 def test_an_uncertain_term_of_the_law_widens_what_it_is_part_of(name: str, moves: set[str], two: Advice) -> None:
-    """A pass of the draft is part of PEARL and AMUSD alone. Layers that are left out save nothing of an engine's overhead, which also
+    """A pass of the draft is part of PEARL and AMUSD alone. Layers left out save nothing of an engine's overhead, which also
     changes how far AMUSD drafts during a pass of the target."""
     said = two.situation
     draws = {each: np.array([said.law.coefficients.get(each, 0.0)] * 2) for each in said.law.draws}
