@@ -39,6 +39,27 @@ def ended(tokens: list[int], stop: Collection[int]) -> list[int]:
     return next((tokens[: index + 1] for index, token in enumerate(tokens) if token in stop), tokens)
 
 
+ATTENTION_SINKS: Final = 4
+"""First positions of the cache that a pass with a context budget reads; needed for quality (Section 3.2 of [Xiao2024])."""
+
+
+def visible_positions(cached: int, context_budget: int | None) -> tuple[range, range]:
+    """Positions of a cache of `cached` positions that a pass with this budget reads: the first few, and the latest.
+
+    The budget counts both. The latest position is always among them. The rule is that of StreamingLLM [Xiao2024], but tokens keep
+    the positions that they have in the text.
+
+    [Xiao2024] G. Xiao et al. Efficient Streaming Language Models with Attention Sinks. ICLR 2024, arXiv:2309.17453.
+
+    >>> visible_positions(100, 10), visible_positions(100, 2), visible_positions(8, 10)
+    ((range(0, 4), range(94, 100)), (range(0, 1), range(99, 100)), (range(0, 0), range(0, 8)))
+    """
+    if context_budget is None or cached <= context_budget:
+        return range(0), range(cached)
+    sinks = min(ATTENTION_SINKS, context_budget - 1)
+    return range(sinks), range(cached - context_budget + sinks, cached)
+
+
 class LayerSpan(NamedTuple):
     """Layers [first, last) of a model, as run by one pass.
 
@@ -251,6 +272,9 @@ class Forward(NamedTuple):
     within_step
         True for a pass that is part of the engine step of a later one, as a draft by the model's own layers: the engine prepares
         one step for the round, and the verification pays its overhead.
+    context_budget
+        Largest number of cached positions of each sequence that the pass reads, besides its own tokens (`visible_positions`); None:
+        all.
     """
 
     role: str
@@ -264,6 +288,7 @@ class Forward(NamedTuple):
     batch: Batch | None = None
     compared: int = 0
     within_step: bool = False
+    context_budget: int | None = None
 
     @property
     def joins(self) -> bool:
@@ -329,8 +354,9 @@ class Forward(NamedTuple):
         compared = width if self.compared else 0
         tokens, at, heads = self.tokens[start : start + width], batch.positions[index], batch.heads[index]
         return Forward(
-            self.role, tokens, at, self.layers, self.state, heads, self.unit, self.tree, None, compared, self.within_step
-        )
+            self.role, tokens, at, self.layers, self.state, heads, self.unit, self.tree, None, compared, self.within_step,
+            self.context_budget,
+        )  # fmt: skip
 
     def alone(self, hypothesis: int) -> Forward:
         """The pass restricted to one of its hypotheses; every hypothesis must be a single token.

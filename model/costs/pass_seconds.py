@@ -93,8 +93,8 @@ class PassSeconds(StepCosts):
     """False leaves the overhead of engine steps and of verifications out (`passes_only`)."""
     _times: dict[PassShape, Floats] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes, by shape and position."""
-    _layers: dict[tuple[str, int, int], Estimate] = field(default_factory=dict, init=False, repr=False)
-    """Cache of times of a layer, by (role, width, sequences) and position."""
+    _layers: dict[tuple[str, int, int, int | None], Estimate] = field(default_factory=dict, init=False, repr=False)
+    """Cache of times of a layer, by (role, width, sequences, context budget) and position."""
     _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes with their errors, by shape and position."""
     _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
@@ -148,11 +148,20 @@ class PassSeconds(StepCosts):
             raise ParameterError(f"profiles must include every model that makes passes; the {role} has none")
         return self.hardware_models[role]
 
-    def context(self, at: ArrayLike) -> Floats:
-        """Mean number of cached positions per sequence of a pass at position `at`."""
-        mean = np.asarray(at, dtype=np.float64)
+    def context(self, at: ArrayLike, context_budget: int | None = None) -> Floats:
+        """Mean number of cached positions per sequence that a pass at position `at` reads, at most `context_budget` of each.
+
+        >>> from model.hardware.cost_models import UniformLayers
+        >>> from model.architectures.published_shapes import preset
+        >>> models = {"target": UniformLayers(preset("llama-2-13b"), 0.001)}
+        >>> cost = PassSeconds(models, prompt=100, batch=2, others_position=50.0)
+        >>> cost.context([0, 60]).tolist(), cost.context([0, 60], 120).tolist()
+        ([125.0, 155.0], [110.0, 120.0])
+        """
+        most = np.inf if context_budget is None else context_budget - self.prompt  # of the positions after the prompt
+        mean = np.minimum(np.asarray(at, dtype=np.float64), most)
         if self.others_position is not None and self.batch > 1:
-            mean = (mean + (self.batch - 1) * self.others_position) / self.batch
+            mean = (mean + (self.batch - 1) * min(self.others_position, most)) / self.batch
         return self.prompt + mean
 
     # --- A pass ---
@@ -180,16 +189,16 @@ class PassSeconds(StepCosts):
 
     def _layer(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
         """Time of one layer; for integer widths and positions, from a table that grows as needed."""
-        role, width, where = shape.role, shape.width, np.asarray(at)
+        role, width, budget, where = shape.role, shape.width, shape.context_budget, np.asarray(at)
         hardware = self.hardware(role)
         if not isinstance(width, int) or not isinstance(shape.sequences, int) or where.dtype.kind not in "iu":
-            return hardware.layer(width, self.context(at), sequences, busy=self.busy)
-        table, last = self._layers.get((role, width, shape.sequences)), int(where.max(initial=0))
+            return hardware.layer(width, self.context(at, budget), sequences, busy=self.busy)
+        table, last = self._layers.get((role, width, shape.sequences, budget)), int(where.max(initial=0))
         if table is None or table.seconds.size <= last:
             positions = np.arange(max(last + 1, _GROWTH, 0 if table is None else 2 * table.seconds.size))
-            estimate = hardware.layer(width, self.context(positions), sequences, busy=self.busy)
+            estimate = hardware.layer(width, self.context(positions, budget), sequences, busy=self.busy)
             table = Estimate(*(np.broadcast_to(each, positions.shape) for each in estimate))
-            self._layers[role, width, shape.sequences] = table
+            self._layers[role, width, shape.sequences, budget] = table
         return Estimate(table.seconds[where], table.error[where])
 
     def _head(self, shape: PassShape, layers: LayerSpan, sequences: ArrayLike) -> Estimate:
@@ -205,7 +214,7 @@ class PassSeconds(StepCosts):
     def _step(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
         """Time that occurs once per pass: the engine step, and the handling of several hypotheses."""
         step = self._engine_step(shape, sequences)
-        tree = self.part(shape.role, "tree", shape.width, self.context(at)) if shape.tree else None
+        tree = self.part(shape.role, "tree", shape.width, self.context(at, shape.context_budget)) if shape.tree else None
         return step if tree is None else step + tree
 
     def _engine_step(self, shape: PassShape, sequences: ArrayLike) -> Estimate:

@@ -46,6 +46,8 @@ class PassShape(NamedTuple):
         True if the pass follows several hypotheses.
     within_step
         True if another pass pays the overhead of the engine step; see `model.steps.Forward`.
+    context_budget
+        Largest number of cached positions of each sequence that the pass reads; None: all. Costs in layer-times know no context.
     """
 
     layers: LayerSpan
@@ -57,6 +59,7 @@ class PassShape(NamedTuple):
     joins: bool = False
     tree: bool = False
     within_step: bool = False
+    context_budget: int | None = None
 
     @staticmethod
     def of(step: Forward) -> PassShape:
@@ -67,7 +70,10 @@ class PassShape(NamedTuple):
         """
         heads = step.heads if step.batch is None else max(step.batch.heads)
         compared, tree = bool(step.compared), bool(step.tree)
-        return PassShape(step.layers, step.role, step.width, step.batch_size, heads, compared, step.joins, tree, step.within_step)
+        return PassShape(
+            step.layers, step.role, step.width, step.batch_size, heads, compared, step.joins, tree, step.within_step,
+            step.context_budget,
+        )  # fmt: skip
 
     @property
     def begins(self) -> bool:
@@ -193,11 +199,12 @@ class StepCosts:
         return self.times(PassShape(LayerSpan(0, self.layers), width=width, sequences=sequences, heads=width), at)
 
     def draft_times(
-        self, at: ArrayLike = 0, *, role: str = "draft", width: ArrayLike = 1, sequences: ArrayLike = 1, heads: ArrayLike = 1
-    ) -> Floats:
+        self, at: ArrayLike = 0, *, role: str = "draft", width: ArrayLike = 1, sequences: ArrayLike = 1, heads: ArrayLike = 1,
+        context_budget: int | None = None,
+    ) -> Floats:  # fmt: skip
         """Time of a whole pass of a smaller model over `width` tokens per sequence, with logits of the last `heads` tokens."""
         self.require(role)
-        return self.times(PassShape(ALL_LAYERS, role, width, sequences, heads), at)
+        return self.times(PassShape(ALL_LAYERS, role, width, sequences, heads, context_budget=context_budget), at)
 
     def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
         """Pairs (width, time of a pass of the target relative to width 1) up to `max_width`; None if the time is constant.

@@ -8,13 +8,14 @@ intensity, which tells whether arithmetic or memory traffic limits a decoding. A
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from model.architectures.transformer import Shape
 from model.base import checks
@@ -68,12 +69,39 @@ def context_of(step: Forward) -> tuple[int, int]:
     (21, 8)
     >>> context_of(Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), batch=Batch((0, 1), (9, 5), (1, 2), (0, 0))))  # 10, 6 + 7
     (23, 20)
+    >>> context_of(Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), heads=3, context_budget=2))  # 3 + 4 + 5
+    (12, 5)
     """
     width = len(step.tokens)
+    if step.context_budget is not None:
+        return _context_within(step, step.context_budget)
     if step.tree or step.batch is not None:
         attended = sum(step.positions) + width
         return attended, step.batch_size * step.end if step.batch is not None else step.at + width
     return step.at * width + width * (width + 1) // 2, step.at + width
+
+
+def _context_within(step: Forward, budget: int) -> tuple[int, int]:
+    """`context_of` for a pass that reads at most `budget` cached positions of each sequence."""
+    cached = (step.at,) if step.batch is None else step.batch.positions
+    widths = (len(step.tokens),) if step.batch is None else step.batch.widths
+    hidden = [max(at - budget, 0) for at in cached]
+    attended = sum(step.positions) + len(step.tokens) - sum(map(operator.mul, hidden, widths))
+    read = max([at + width - less for at, width, less in zip(cached, widths, hidden, strict=True)])
+    return attended, step.batch_size * read
+
+
+def attended_within(start: ArrayLike, passes: ArrayLike, context_budget: int) -> NDArray[np.float64]:
+    """Positions attended to by passes over one token at `start`, start + 1, ..., with at most `context_budget` cached ones each.
+
+    A pass at position x attends to min(x, budget) + 1 positions, and reads as many.
+
+    >>> attended_within([1, 3, 5], 3, 4).tolist()  # 2 + 3 + 4, 4 + 5 + 5, 5 + 5 + 5
+    [9.0, 14.0, 15.0]
+    """
+    first, count = np.asarray(start, dtype=np.float64), np.asarray(passes, dtype=np.float64)
+    below = np.clip(context_budget - first, 0, count)  # passes before which fewer positions are cached
+    return np.asarray(below * first + below * (below - 1) / 2 + (count - below) * context_budget + count)
 
 
 @dataclass

@@ -17,6 +17,37 @@ MAX_DRAFT = 250
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetedDraft(MethodParameters):
+    """Parameters of a method whose draft passes may read less of the context than is cached.
+
+    A draft pass reads its own tokens and at most `context_budget` cached positions of each sequence, the first few and the latest
+    (`model.steps.visible_positions`), as in MagicDec [Sadhukhan2025] and TriForce; the verification reads all. So the price of a
+    draft pass does not grow with the context, and its tokens are accepted less often. The output stays exact, because the
+    verification does not depend on what the draft has read.
+
+    [Sadhukhan2025] R. Sadhukhan et al. MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation with
+    Speculative Decoding. ICLR 2025, arXiv:2408.11049.
+
+    Parameters
+    ----------
+    context_budget
+        Largest number of cached positions of each sequence that a draft pass reads; None: all.
+    """
+
+    context_budget: int | None = None
+
+    def check_budget(self) -> None:
+        """Raise ParameterError for a budget that is no positive number."""
+        if self.context_budget is not None:
+            checks.whole("context_budget", self.context_budget, 1, checks.MAX_TOKENS)
+
+    @property
+    def draft_budget(self) -> int | None:
+        """Largest number of cached positions of each sequence that a draft pass reads; None: all."""
+        return self.context_budget
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftModel(MethodParameters):
     """Parameters of a method with a draft model.
 

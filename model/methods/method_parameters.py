@@ -193,6 +193,19 @@ class MethodParameters(TableRecord):
         return False
 
     @property
+    def draft_budget(self) -> int | None:
+        """Largest number of cached positions of each sequence that a draft pass reads; None: all."""
+        return None
+
+    def check_context(self, context: int) -> None:
+        """Raise ParameterError for a budget of draft passes beyond `context`, the positions of prompt and output together."""
+        if self.draft_budget is not None and self.draft_budget > context:
+            raise checks.ParameterError(
+                f"context_budget must be at most {context}, the positions of prompt and tokens together, got {self.draft_budget};"
+                " leave it out for drafts that read the whole context, or take a longer prompt"
+            )
+
+    @property
     def joint_verification(self) -> bool:
         """True if drafted tokens are accepted jointly, so that the rate of single tokens does not determine how many are."""
         return False

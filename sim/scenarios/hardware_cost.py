@@ -23,6 +23,7 @@ from model.base.checks import ParameterError
 from model.base.table_records import TableRecord
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import TOKEN_BYTES, PassSeconds
+from model.costs.step_costs import ALL_LAYERS, PassShape
 from model.engines import step_law
 from model.engines.law_costs import LawDraft, LawTarget
 from model.hardware import cost_models, devices, physical_limits, profile, profile_files
@@ -446,6 +447,7 @@ def _check_drafting(shape: str, parameters: MethodParameters, where: str, name: 
 def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> PointCosts:
     """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
     models: dict[str, Hardware] = {}
+    parameters.check_context(cost.prompt + tokens)
     if "draft" in parameters.roles and cost.draft_shape is not None:
         _check_drafting(cost.draft_shape, parameters, where, name)
     split = 1
@@ -479,6 +481,7 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
         cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.split if apart else 1.0,
     )  # fmt: skip
     _refuse_no_time(seconds)
+    _refuse_idle_budget(seconds, parameters, tokens, where)
     alone = _one_device(cost, tokens, parameters)
     shapes = {role: each.shape for role, each in models.items()}
     room = _memory(cost, models, tokens, parameters, split)
@@ -517,6 +520,20 @@ def _error_of(cost: PassSeconds, tokens: int) -> float:
 def _refuse_no_time(cost: PassSeconds) -> None:
     if not cost.plain_times() > 0:
         raise ParameterError(f"a step of plain decoding must take time, got {float(cost.plain_times()):g} s after the prompt")
+
+
+def _refuse_idle_budget(cost: PassSeconds, parameters: MethodParameters, tokens: int, where: str) -> None:
+    """Raise an error for a budget that does not change the time of a draft pass although it hides a part of the context."""
+    if parameters.draft_budget is None or parameters.draft_budget >= cost.prompt + tokens:
+        return
+    role = "draft" if "draft" in parameters.roles else "target"
+    whole = PassShape(ALL_LAYERS, role, heads=1)
+    times = [float(cost.times(shape, tokens)) for shape in (whole, whole._replace(context_budget=parameters.draft_budget))]
+    if times[0] == times[1]:
+        raise ParameterError(
+            f"context_budget must make a pass of the {role} shorter than {times[0]:.4g} s, got {parameters.draft_budget} with {where},"
+            " whose passes take the same time with any context; leave it out, or take costs that know the context"
+        )
 
 
 def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -> PassSeconds | None:
@@ -568,8 +585,9 @@ def _memory(
     )
     batch = parameters.sequences
     room = cost_models.memory(
-        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.split, also=also
-    )
+        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.split, also=also,
+        draft_budget=parameters.draft_budget,
+    )  # fmt: skip
     cost_models.refuse_too_large(room, of.name)
     return room
 

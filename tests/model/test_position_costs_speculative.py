@@ -47,12 +47,13 @@ def costs() -> st.SearchStrategy[PassSeconds]:
 
 
 choices = st.builds(
-    lambda gamma, batching, drafting: Parameters(
+    lambda gamma, batching, drafting, budget: Parameters(
         LAYERS, gamma, sequences=1 if batching is None else 4, batching=batching or "continuous", drafter=drafting[0],
-        placement=drafting[1],
+        placement=drafting[1], context_budget=budget if drafting[0] == "model" else None,
     ),
     st.integers(0, 4), st.sampled_from((None, "continuous", "lockstep")),
     st.sampled_from((("model", "colocated"), ("model", "separate"), ("heads", "colocated"), ("parallel", "colocated"))),
+    st.none() | st.integers(1, 40),
 )  # fmt: skip
 
 

@@ -57,13 +57,17 @@ def costs() -> PassSeconds:
     return PassSeconds({"target": Roofline.on_device(shape, devices.device("a100"))}, prompt=100)
 
 
-@pytest.mark.parametrize("reuse", [True, False])
-def test_prices_by_position_are_those_of_the_passes(reuse: bool) -> None:
-    cost, given_ = costs(), Parameters(32, 10, 3, reuse)
+@pytest.mark.parametrize(
+    "given_",
+    [Parameters(32, 10, 3), Parameters(32, 10, 3, False), Parameters(32, 32, 3, False, context_budget=102)],
+)
+def test_prices_by_position_are_those_of_the_passes(given_: Parameters) -> None:
+    cost, budget = costs(), given_.context_budget
     found = theory.round_prices(given_, cost, tokens=6).time[0]
     for start, drafted in itertools.product(range(6), range(1, 4)):
-        passes = [(PassShape(given_.early, heads=1, within_step=True), start + place) for place in range(drafted)]
-        if reuse:
+        draft = PassShape(given_.early, heads=1, within_step=True, context_budget=budget)
+        passes = [(draft, start + place) for place in range(drafted)]
+        if given_.reuse:
             passes.append((PassShape(given_.early, within_step=True), start + drafted))
             passes.append((PassShape(given_.late, width=drafted + 1, heads=drafted + 1, joins=True), start))
         else:
@@ -73,7 +77,11 @@ def test_prices_by_position_are_those_of_the_passes(reuse: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "given_", [Parameters(32, 10, 3), Parameters(32, 10, 3, False), Parameters(32, 32, 3, False, skipped_layers=14)]
+    "given_",
+    [
+        Parameters(32, 10, 3), Parameters(32, 10, 3, False), Parameters(32, 32, 3, False, skipped_layers=14),
+        Parameters(32, 32, 3, False, context_budget=50),
+    ],
 )
 def test_a_round_pays_the_overhead_of_one_engine_step(given_: Parameters) -> None:
     kernels, tokens = costs(), 6
@@ -95,9 +103,12 @@ def test_a_draft_that_skips_layers_is_a_draft_model_of_the_layers_that_it_runs()
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.booleans(), min_size=2, max_size=9), st.integers(0, 4), st.booleans())
-def test_events_on_hardware_are_the_sum_of_the_rounds(accept: list[bool], gamma: int, reuse: bool) -> None:
-    cost, given_, tokens = costs(), Parameters(32, 10, gamma, reuse), len(accept)
+@given(
+    st.lists(st.booleans(), min_size=2, max_size=9), st.integers(0, 4), st.sampled_from((True, False)) | st.integers(1, 120)
+)
+def test_events_on_hardware_are_the_sum_of_the_rounds(accept: list[bool], gamma: int, how: bool | int) -> None:
+    given_ = Parameters(32, 10, gamma, how) if isinstance(how, bool) else Parameters(32, 32, gamma, False, context_budget=how)
+    cost, tokens = costs(), len(accept)
     survivors = [min(len([*itertools.takewhile(bool, accept[at:])]), gamma) for at in range(tokens)]
     run = simulate(decode(given_, [0], tokens), tokens, Cluster(1), cost, world_of(given_, 1, {"accept": [survivors]}))
     prices, start, total = theory.round_prices(given_, cost, tokens=tokens).time[0], 0, 0.0

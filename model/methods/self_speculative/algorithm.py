@@ -10,10 +10,16 @@ transformers' `assistant_early_exit`, and Draft & Verify [Zhang2024], whose draf
 (`skipped_layers`) and reads the model's own head after the last one. Hidden states after a gap are not those of the model, so
 they cannot be reused.
 
+With a `context_budget` a draft reads only some of the cached positions, the first few and the latest: MagicDec [Sadhukhan2025],
+whose draft runs all layers (`exit_layer` = `layers`). It saves no weights, only reads of the cache, which take most of the time in
+large batches at long context. Its states are not the model's own either, so the verification runs all layers.
+
 [Elhoushi2024] M. Elhoushi et al. LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding. ACL 2024,
 arXiv:2404.16710.
 [Zhang2024] J. Zhang et al. Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding. ACL 2024,
 arXiv:2309.08168.
+[Sadhukhan2025] R. Sadhukhan et al. MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation with
+Speculative Decoding. ICLR 2025, arXiv:2408.11049.
 """
 
 from __future__ import annotations
@@ -26,15 +32,15 @@ from typing import Any
 from model.base import checks
 from model.interpret.simulated_answers import EARLY_LAYERS
 from model.methods.claim_bounds import NO_DRAFT, ClaimRule
-from model.methods.draft_model import MAX_DRAFT
-from model.methods.method_parameters import CONTINUOUS, LOCKSTEP, MethodParameters
+from model.methods.draft_model import MAX_DRAFT, BudgetedDraft
+from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
 from model.methods.proposals import Known, Proposals
 from model.methods.speculative.algorithm import DraftedToken, accept_or_reject, commit
 from model.steps import GREEDY, SAMPLED, DraftLimit, Forward, LayerSpan, Read, Step, Steps
 
 
 @dataclass(frozen=True)
-class Parameters(MethodParameters):
+class Parameters(BudgetedDraft):
     """Parameters of self-speculative decoding.
 
     Parameters
@@ -42,7 +48,8 @@ class Parameters(MethodParameters):
     layers
         Layers of the model.
     exit_layer
-        Layer after which the draft is read: by an exit head; after the last layer, with `skipped_layers`, by the model's own head.
+        Layer after which the draft is read: by an exit head; after the last layer, with `skipped_layers` or a `context_budget`, by
+        the model's own head.
     draft_length
         Drafted tokens per round (gamma).
     reuse
@@ -56,6 +63,8 @@ class Parameters(MethodParameters):
         Sequences of a full batch.
     batching
         `continuous` or `lockstep`.
+    context_budget
+        Largest number of cached positions of each sequence that a draft reads; None: all. Needs `reuse` False.
     """
 
     layers: int
@@ -83,7 +92,7 @@ class Parameters(MethodParameters):
         needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"), ("cost_ratio", "exit_layer")),
         source="Elhoushi et al., ACL 2024, arXiv:2404.16710, with the bound of drafts that cost a share of the layers",
         names={
-            "layerskip": NO_DRAFT, "self-speculation": NO_DRAFT, "self-speculative": NO_DRAFT,
+            "magicdec": NO_DRAFT, "layerskip": NO_DRAFT, "self-speculation": NO_DRAFT, "self-speculative": NO_DRAFT,
             "self speculative decoding": NO_DRAFT, "draft & verify": NO_DRAFT,
         },
         fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
@@ -97,7 +106,9 @@ class Parameters(MethodParameters):
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 2, checks.MAX_LAYERS)
         checks.whole("skipped_layers", self.skipped_layers, 0)
-        last, bound = (self.layers, "layers") if self.skipped_layers else (self.layers - 1, "layers - 1")
+        self.check_budget()
+        cheaper = self.skipped_layers or self.context_budget is not None
+        last, bound = (self.layers, "layers") if cheaper else (self.layers - 1, "layers - 1")
         checks.whole("exit_layer", self.exit_layer, 1, last, bound)
         checks.whole("skipped_layers", self.skipped_layers, 0, self.exit_layer - 1, "exit_layer - 1")
         if self.first_skipped is not None:
@@ -111,6 +122,11 @@ class Parameters(MethodParameters):
         if self.reuse and self.skipped_layers:
             raise checks.ParameterError(
                 f"reuse must be false with skipped_layers={self.skipped_layers}, after which states are not the model's own"
+            )
+        if self.reuse and self.context_budget is not None:
+            raise checks.ParameterError(
+                f"reuse must be false with context_budget={self.context_budget}: states of a draft that reads less of the context"
+                " are not the model's own; set reuse = false"
             )
         checks.flag("sampled", self.sampled)
         self.check_batching()
@@ -192,7 +208,9 @@ def draft(parameters: Parameters, sequence: Sequence[int], length: int) -> Gener
     guesses: list[DraftedToken] = []
     token, at = sequence[-1], len(sequence) - 1
     for place in range(length):
-        out = yield Forward("target", (token,), at + place, parameters.early, heads=1, within_step=True)
+        out = yield Forward(
+            "target", (token,), at + place, parameters.early, heads=1, within_step=True, context_budget=parameters.context_budget
+        )
         token = yield Read(SAMPLED if parameters.sampled else GREEDY, out)
         guesses.append(DraftedToken(token, out))
     return guesses

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.costs.width_curve import CurveLike, as_curve
-from model.interpret.account import Account, Totals, Work
+from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import (
@@ -69,7 +69,8 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
     drafted = np.arange(longest + 1)
     part = parameters.drafting_layers / parameters.layers
     at = np.arange(tokens + longest)
-    drafting = cost.times(PassShape(parameters.early, heads=1, within_step=True), 0 if cost.uniform else at)
+    shape = PassShape(parameters.early, heads=1, within_step=True, context_budget=parameters.context_budget)
+    drafting = cost.times(shape, 0 if cost.uniform else at)
     span = parameters.late if parameters.reuse else parameters.whole
     joins = parameters.reuse
     verify = np.zeros(0 if cost.uniform else (tokens, 0))
@@ -151,6 +152,8 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     drafting, width = count > 0, count + 1
     ahead = place * width + width * (width + 1) / 2  # positions that the tokens of a verification attend to
     seen = place * count + count * (count + 1) / 2
+    if parameters.context_budget is not None:
+        seen = attended_within(place, count, parameters.context_budget)
     lower = np.where(drafting & parameters.reuse, width, 0)  # passes of the first layers alone
     lower = np.where(drafting & (not parameters.reuse), count, lower)
     read = np.where(drafting, ahead if parameters.reuse else seen, 0)

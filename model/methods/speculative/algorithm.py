@@ -56,7 +56,7 @@ from typing import Any, Literal, NamedTuple
 from model.base import checks
 from model.methods import batching
 from model.methods.claim_bounds import NO_DRAFT, ClaimRule
-from model.methods.draft_model import COLOCATED, MAX_DRAFT, DraftModel
+from model.methods.draft_model import COLOCATED, MAX_DRAFT, BudgetedDraft, DraftModel
 from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import BATCHING, CONTINUOUS, STATIC
 from model.outcomes.outcome_laws import Chain
@@ -67,7 +67,7 @@ TOKEN, BLOCK = VERIFICATIONS = ("token", "block")
 
 
 @dataclass(frozen=True)
-class Parameters(batching.StaticBatching, DraftModel):
+class Parameters(batching.StaticBatching, BudgetedDraft, DraftModel):
     """Parameters of speculative decoding.
 
     Parameters
@@ -94,6 +94,8 @@ class Parameters(batching.StaticBatching, DraftModel):
         `continuous`, `static` or `lockstep`.
     lengths
         Tokens of each sequence of static batches, if they differ; the largest equals the scenario's `tokens`.
+    context_budget
+        Largest number of cached positions of each sequence that a pass of the draft model reads; None: all.
     """
 
     layers: int
@@ -138,6 +140,7 @@ class Parameters(batching.StaticBatching, DraftModel):
             )
         self.check_models()
         self.check_batching()
+        self.check_budget()
         self._check_drafter()
 
     def _check_drafter(self) -> None:
@@ -147,6 +150,11 @@ class Parameters(batching.StaticBatching, DraftModel):
             raise checks.ParameterError(
                 f"placement must be '{COLOCATED}' with drafter='{self.drafter}', which reads the target's states, got"
                 f" {self.placement!r}; set placement, or drafter = '{MODEL}'"
+            )
+        if self.context_budget is not None:
+            raise checks.ParameterError(
+                f"context_budget must be left out with drafter='{self.drafter}', got {self.context_budget}: only passes of a draft"
+                f" model with a cache of its own have a budget; leave it out, or set drafter = '{MODEL}'"
             )
         if self.sequences > 1 and self.batching == STATIC:
             raise checks.ParameterError(
@@ -372,6 +380,8 @@ class Model:
     unit: int
     rows: int = 0
     sampled: bool = False
+    context_budget: int | None = None
+    """Largest number of cached positions that a pass reads; None: all."""
     span: LayerSpan = field(init=False)
     """All layers of the model."""
 
@@ -382,7 +392,7 @@ class Model:
 def start(parameters: DraftModel, sequence: Sequence[int], sampled: bool = False) -> Generator[Step, Any, Model]:
     """Prefill both models with the prompt without its last token; return the draft model."""
     rows = len(sequence) - 1
-    drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, sampled)
+    drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, sampled, parameters.draft_budget)
     yield from read(parameters, drafter, RunningSequence([*sequence], 0, rows))
     return drafter
 
@@ -405,7 +415,7 @@ def draft(model: Model, sequence: Sequence[int], length: int) -> Generator[Step,
     guesses: list[DraftedToken] = []
     words, at = tuple(sequence[model.rows :]), model.rows
     for _ in range(length):
-        out = yield Forward(model.role, words, at, model.span, None, 1, model.unit)
+        out = yield Forward(model.role, words, at, model.span, None, 1, model.unit, context_budget=model.context_budget)
         token = yield Read(SAMPLED if model.sampled else GREEDY, out)
         guesses.append(DraftedToken(token, out))
         at += len(words)
@@ -435,11 +445,13 @@ def _over(
 ) -> Forward:
     """One pass over `words` of each sequence (equal numbers) from `positions` on; logits for the last `heads` of each."""
     if live[0].number is None:
-        return Forward(model.role, tuple(words[0]), positions[0], model.span, None, heads, model.unit)
+        alone = tuple(words[0]), positions[0], model.span, None, heads, model.unit
+        return Forward(model.role, *alone, context_budget=model.context_budget)
     tokens = tuple([word for own in words for word in own])
     numbers = tuple([each.number for each in live if each.number is not None])
     batch = Batch.uniform(numbers, tuple(positions), len(words[0]), heads)
-    return Forward(model.role, tokens, min(positions), model.span, None, heads * len(live), model.unit, batch=batch)
+    every = tokens, min(positions), model.span, None, heads * len(live), model.unit
+    return Forward(model.role, *every, batch=batch, context_budget=model.context_budget)
 
 
 def verify(

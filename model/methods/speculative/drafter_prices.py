@@ -12,4 +12,5 @@ def prices_of(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[Rou
     if parameters.reads_states:
         parallel = parameters.drafts_in_one_pass
         return head_prices(cost, parameters.draft_length, tokens=tokens, cut=parameters.cut, parallel=parallel)
-    return round_prices(cost, parameters.draft_length, tokens=tokens, separate=parameters.placement == "separate"), None
+    separate, budget = parameters.placement == "separate", parameters.context_budget
+    return round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate, context_budget=budget), None

@@ -49,7 +49,9 @@ class BatchPrices(NamedTuple):
 
 
 @lru_cache(maxsize=8)  # the same for all laws
-def prices(cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, separate: bool = False) -> BatchPrices:
+def prices(
+    cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, separate: bool = False, context_budget: int | None = None
+) -> BatchPrices:
     """`model.methods.rounds.round_prices` for each number of sequences; 0 without sequences.
 
     >>> from model.costs.layer_times import UnitCost
@@ -64,11 +66,11 @@ def prices(cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, se
     else:
         start = np.arange(tokens)
         verify = cost.verify_times(widths, start[:, None], counts[:, None])
-        each = cost.draft_times(np.arange(tokens + longest), sequences=counts)
+        each = cost.draft_times(np.arange(tokens + longest), sequences=counts, context_budget=context_budget)
         until = np.concatenate([np.zeros((sequences, 1)), np.cumsum(each, axis=1)], axis=1)
         usual = until[:, start[:, None] + np.arange(longest + 1)] - until[:, start, None]
-        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=counts) - each[:, :tokens]
-        drafts = np.stack([usual, usual + np.where(drafted > 0, wide[..., None], 0.0)])
+        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=counts, context_budget=context_budget)
+        drafts = np.stack([usual, usual + np.where(drafted > 0, (wide - each[:, :tokens])[..., None], 0.0)])
     time, busy = (drafts * share + verify for share in (1.0, cost.draft_devices))
     operations = counts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     none = ((1, 0), (0, 0)) if cost.uniform else ((0, 0), (1, 0), (0, 0), (0, 0))
@@ -269,13 +271,15 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
     0.4917
     """
     separate = parameters.placement == "separate"
-    alone = round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate)
+    budget = parameters.context_budget
+    alone = round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate, context_budget=budget)
     lengths = _lengths(parameters, tokens)
     if parameters.concurrent_sequences == 1:
         known = {length: moments(parameters.draft_length, length, law, alone) for length in {*lengths}}
         return Moments(*(float(sum(values)) for values in zip(*(known[length] for length in lengths), strict=True)))
     each = [_rounds_and_drafted(law, parameters.draft_length, length) for length in lengths]
-    price = prices(cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate)
+    several = parameters.concurrent_sequences
+    price = prices(cost, parameters.draft_length, several, tokens=tokens, separate=separate, context_budget=budget)
     time = busy = operations = 0.0
     for batch, rounds in zip(parameters.batches(tokens), _expected_rounds(parameters, tokens, law, cost), strict=True):
         where = (slice(len(batch) + 1),) if cost.uniform else (slice(None), slice(len(batch) + 1), slice(max(batch.values())))
@@ -326,7 +330,8 @@ def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time:
     0.082
     """
     count, most = parameters.concurrent_sequences, parameters.draft_length
-    full = round_prices(cost, most, tokens=tokens, separate=parameters.placement == "separate", sequences=count).time
+    separate, budget = parameters.placement == "separate", parameters.context_budget
+    full = round_prices(cost, most, tokens=tokens, separate=separate, sequences=count, context_budget=budget).time
     mean = full[most] if cost.uniform else full[0, :, most].mean()
     return 1 - rounds * float(mean) / (count * time)
 
@@ -358,8 +363,8 @@ def decodings(
 ) -> Tally:
     """Simulate static batches in many replications at once, from the outcomes of each sequence."""
     gamma, sequences = parameters.draft_length, iter(outcomes)
-    separate = parameters.placement == "separate"
-    price = prices(cost, gamma, parameters.concurrent_sequences, tokens=tokens, separate=separate)
+    separate, several = parameters.placement == "separate", parameters.concurrent_sequences
+    price = prices(cost, gamma, several, tokens=tokens, separate=separate, context_budget=parameters.context_budget)
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
     accepted = np.zeros(gamma + 1, dtype=np.int64)
     for batch in parameters.batches(tokens):

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
-from model.interpret.account import Account, Totals, Work
+from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
@@ -98,7 +98,7 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Upper bounds of time and unit-time: every round emits a single token, in a batch one per remaining sequence."""
-    separate = parameters.placement == "separate"
+    separate, budget = parameters.placement == "separate", parameters.context_budget
     if parameters.decoded_sequences == 1:
         alone, reading = prices_of(parameters, tokens, cost)
         time, busy = slowest_of(tokens, alone)
@@ -106,7 +106,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
             time, busy = (each + tokens * float(more.max()) for each, more in zip((time, busy), reading, strict=True))
         return time, busy
     price = static_batches.prices(
-        cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate
+        cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate, context_budget=budget
     )
     rounds = parameters.plain_steps(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
@@ -154,19 +154,25 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     width = count + 1
     attended = place * width + width * (width + 1) / 2
     target = _totals(parameters.layers, mass, width, attended, place + width)
+    held = np.minimum(place, np.inf if parameters.context_budget is None else parameters.context_budget)
     reading = place * count + count * (count + 1) / 2
+    if parameters.context_budget is not None:
+        reading = attended_within(place, count, parameters.context_budget)
     if parameters.reads_states:
         after, accepted = starts_by_accepted(most, tokens, law) * (count > 0)[:, None], np.arange(most + 1)
         # Accepted tokens that are read again are at the positions before the start of the round; each sees those up to itself.
         seen = accepted * place[:, None] - accepted * (accepted - 1) / 2
-        again, attended_again = float((after * accepted).sum()), float((after * seen).sum())
+        again, attended_again, rows_again = float((after * accepted).sum()), float((after * seen).sum()), 0.0
     else:
         after_full = after_whole * (count > 0)
-        again, attended_again = float(after_full.sum()), float(after_full @ place)
+        # The first pass also reads the token before: its two tokens see one and two positions more than are held before them.
+        before = np.minimum(place - 1, held)
+        again, attended_again = float(after_full.sum()), float(after_full @ (2 * before + 2 - held))
+        rows_again = float(after_full @ (before + 1 - held))
     drafted = float(mass @ count)
     parallel = parameters.drafts_in_one_pass
     passes = float(mass @ (count > 0)) if parallel else drafted
-    rows = float(mass @ np.where(count > 0, place + count, 0)) if parallel else float(mass @ reading)
+    rows = float(mass @ np.where(count > 0, place + count, 0)) if parallel else float(mass @ reading) + rows_again
     draft = Totals(
         passes=passes, layer_runs=passes * parameters.draft_layers, layer_passes=(drafted + again) * parameters.draft_layers,
         attended=(float(mass @ reading) + attended_again) * parameters.draft_layers, rows_read=rows * parameters.draft_layers,
