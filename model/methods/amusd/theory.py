@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.methods.amusd.algorithm import PASS, REJECTION, WAITING, Parameters
 from model.methods.amusd.draft_clock import ConcurrentTimes
-from model.methods.amusd.finite_amusd import draft_tables, has_closed_form, moments_of_chains
+from model.methods.amusd.finite_amusd import has_closed_form, moments_of_chains
+from model.methods.amusd.long_run import decision_times
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
 from model.methods.concurrent.concurrent_laws import chains_of
@@ -54,6 +54,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     Unit-time sums both units, with draft passes over rejected tokens. `drafted` counts the tokens that the target's passes read.
     Values are nan with `draft_stop` "pass" and `min_waiting` 0.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
     >>> cost = UnitCost(40, cost_ratio=0.2)
     >>> predictions = [predict(Parameters(40, 16), 200, Iid(rate), cost) for rate in (0.5, 0.8, 1.0)]
@@ -138,14 +139,13 @@ def speedup(
             f"min_waiting must be at least 1 with draft_stop='{PASS}', got 0: there is no closed form; set draft_stop='{REJECTION}'"
         )
     positions = 2 if alpha == 0 else 2 + math.ceil(math.log(_NEGLIGIBLE) / math.log(alpha))
-    tokens = positions + draft_length + 1  # drafts are not cut before the last position
-    time = draft_tables(parameters, tokens, UnitCost(1, cost_ratio=cost_ratio, link=link), [0]).time[0, :positions]
+    time = np.array(decision_times(parameters, positions, cost_ratio, link))
     chance = (1 - alpha) * alpha ** np.arange(positions)
     return float(1 / (1 - alpha) / (chance @ time))
 
 
-_MOST_ACCEPTED, _NEGLIGIBLE = 0.999, 1e-18
-"""Largest acceptance rate of `speedup`, and probability of later positions that is left out."""
+_MOST_ACCEPTED, _MOST_SOLVED, _NEGLIGIBLE = 0.999, 0.99, 1e-18
+"""Largest acceptance rate of `speedup`, and of claims; probability of later positions that is left out."""
 
 
 def rate_bound(
@@ -186,16 +186,17 @@ def free_drafts(acceptance_rate: ArrayLike, min_waiting: ArrayLike = WAITING) ->
 
 
 def claim_formula(terms: ClaimTerms) -> Limit:
-    """Largest `speedup` over `min_waiting`, with drafts that stop at rejections; without an acceptance rate the bound.
+    """Largest `speedup` over `min_waiting`, with drafts that stop at rejections.
 
-    A claim without a draft length has the longest.
+    Without an acceptance rate, and above one of 0.99, where it takes long, it is the bound. A claim without a draft length has the
+    longest.
 
     >>> round(claim_formula(ClaimTerms({"acceptance_rate": 0.8, "cost_ratio": 0.2})).value, 3)
     2.26
     """
     rate, gamma = terms.stated("acceptance_rate"), terms.stated("draft_length")
     length = MAX_DRAFT if gamma is None else int(gamma)
-    if rate is None or rate > _MOST_ACCEPTED or not 1 <= length <= MAX_DRAFT:
+    if rate is None or rate > _MOST_SOLVED or not 1 <= length <= MAX_DRAFT:
         return claim_bound(terms)
     waits = range(min(length, WAITING + 1))
     value = max(speedup(rate, length, terms.cost_ratio, min_waiting=least, draft_stop=REJECTION) for least in waits)

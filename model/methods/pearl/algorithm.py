@@ -20,6 +20,8 @@ and sampled. When all tokens are accepted there is no bonus token: the target ha
   the order to stop: the draft model works on rejected tokens for the link time of this transfer, then restarts from its cache rows
   of accepted tokens. Tokens and rounds are those of `round`.
 
+A server may allow fewer tokens in a round (`DraftLimit`): then fewer are drafted, and waiting tokens beyond them are dropped.
+
 Drafts are cut at the end of the sequence, and the target generates the last token itself: nothing is drafted during that pass.
 Accepted tokens go to the draft model's unit and drafted tokens come back. A round that drafts therefore takes the longer of the
 target's pass and link + drafts + link. With `rejection`, a round that rejects the first drafted token takes the longer of the
@@ -48,7 +50,7 @@ from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
-from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
+from model.steps import DraftLimit, Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 ROUND, REJECTION = DRAFT_STOPS = ("round", "rejection")
 
@@ -161,10 +163,12 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     running, rows = _Draft(None), 0  # the last draft; rows of the draft model's cache that stay valid
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         last, running = running, _Draft(running.home)
-        length = min(parameters.draft_length, end - len(sequence) - 1 - len(waiting))
+        most = yield DraftLimit(parameters.draft_length)
+        del waiting[most:]
+        length = min(most, end - len(sequence) - 1 - len(waiting))
         if length:
             ahead = [*sequence, *(guess.token for guess in waiting)]
-            model = Model("draft", parameters.draft_layers, DRAFT_UNIT, rows, parameters.sampled)
+            model = Model("draft", parameters.draft_layers, DRAFT_UNIT, min(rows, len(ahead) - 1), parameters.sampled)
             body = _drafting(model, ahead, length) if lockstep else _first_ahead(model, ahead, length, last, running)
             running.begun = yield Fork((body,), (DRAFT_UNIT,), (running.home,))
         out = yield verification_pass(target, sequence, waiting)
