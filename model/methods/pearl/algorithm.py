@@ -179,7 +179,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         if goes_on and sequence[-1] not in stop:
             yield from running.whole()
         waiting = running.guesses[1:] if goes_on else []
-        rows = len(sequence) + len(waiting) - 1
+        read = len(sequence) + len(waiting) - 1
+        rows = read if length else min(rows, read)
     if not lockstep:
         yield running.stop()
 
