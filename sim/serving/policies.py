@@ -30,11 +30,14 @@ KINDS = {
     "schedule": "schedule, the best draft lengths by running sequences in closed form, as `--settings` prints them",
     "dspark": "dspark, or dspark:K at most: drafted tokens are admitted by their survival",
     "oracle": "oracle, or oracle:K at most: knows what will be accepted; no engine can",
+    "pearl": "pearl:K, K tokens drafted during each pass of the target, with --placement separate",
     **{kind: f"{text}" for kind, text in served_methods.EXAMPLES.items()},
 }  # fmt: skip
 _DIGITS = re.compile("[0-9]{1,9}")
 OWN = "schedule"
 """The policy that follows the schedule in closed form."""
+CONCURRENT = "pearl"
+"""The policy that drafts during the target's passes."""
 MOST = 8
 """Largest draft length of policies that choose, unless they are given one, or acceptance is known for fewer."""
 
@@ -51,6 +54,8 @@ class PolicyName:
     make: Make
     method: MethodSettings | None = None
     """Settings of a method of its own; None: a chain from the draft."""
+    concurrent: bool = False
+    """True if tokens are drafted during the target's pass."""
 
     @property
     def kind(self) -> str:
@@ -91,7 +96,7 @@ def named(text: str, known: int | None = None) -> PolicyName:
     if kind in served_methods.KINDS:
         settings = served_methods.settings_of(kind, rest, text)
         return PolicyName(text, settings.longest, lambda *_: draft_policies.Static(settings.longest), settings)
-    alone, needing = kind in ("off", OWN), kind in ("static", "vllm")
+    alone, needing = kind in ("off", OWN), kind in ("static", "vllm", CONCURRENT)
     if kind not in KINDS or (alone and colon) or (needing and not rest) or (colon and not rest):
         raise ParameterError(f"policy must be {'; '.join(KINDS.values())}; got {checks.shown(text)}")
     if kind == "off":
@@ -99,6 +104,11 @@ def named(text: str, known: int | None = None) -> PolicyName:
     elif kind == "static":
         length = _whole(rest, text)
         found = PolicyName(text, length, lambda *_: draft_policies.Static(length))
+    elif kind == CONCURRENT:
+        length = _whole(rest, text)
+        checks.whole(f"draft length of policy {text}", length, 1, (MAX_DRAFT + 1) // 2)
+        # The acceptance of the first drafted token holds at every position.
+        return PolicyName(text, length, lambda *_: draft_policies.Static(length), concurrent=True)
     elif kind == "vllm":
         ranges: Any = _json(rest, text)
         policy = draft_policies.BatchSchedule(ranges)

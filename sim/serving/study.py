@@ -24,6 +24,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import devices, memory_limit
 from model.methods import rounds
+from model.outcomes.outcome_laws import Iid
 from model.serving import decodings, fast_server
 from model.serving.arrivals import drafter_of
 from model.serving.closed_form import ClosedForm, Workload
@@ -426,10 +427,14 @@ class StudyPlan:
 
     def check_requests(self) -> None:
         """Refuse loads with a request that could never be served."""
-        longest = max(each.longest for each in self.policies)
         for load, replication in itertools.product(self.loads, range(1 + self.inputs.replications)):
             requests = _load(self.inputs, load, self.count(load), self.lengths, self.trace, replication)
-            self.settings.check_request(*requests.longest, longest)
+            for each in self.policies:
+                self.settings_of(each).check_request(*requests.longest, each.longest)
+
+    def settings_of(self, policy: PolicyName) -> ServerSettings:
+        """Settings of the scheduler: a draft that runs ahead of the verification needs cache for all that it drafts meanwhile."""
+        return replace(self.settings, lookahead=1) if policy.concurrent else self.settings
 
     def named(self, of: RunOf) -> str:
         """Load and policy of a run, as printed text."""
@@ -459,8 +464,8 @@ class StudyPlan:
         load = self.loads[of.load]
         requests = _load(inputs, load, self.count(load), self.lengths, self.trace, of.replication)
         servers = servers_of(
-            self.settings, policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates, self.passes,
-            inputs.replicas, inputs.seed, of.replication, self.ranges if policy.text == policies.OWN else (),
+            self.settings_of(policy), policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates,
+            self.passes, inputs.replicas, inputs.seed, of.replication, self.ranges if policy.text == policies.OWN else (),
             None if self.situation.shape is None else self.situation.shape.layers,
         )  # fmt: skip
         found = recorder(requests)
@@ -623,6 +628,16 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
                 f"max_num_batched_tokens must be at least {each.longest + 1}, one verification of policy {each.text}, got"
                 f" {inputs.max_num_batched_tokens}; raise it, or draft fewer tokens"
             )
+        if each.concurrent and not inputs.placement.separate:
+            raise ParameterError(
+                f"--placement must be separate with policy {each.text}, which drafts during the target's passes, got"
+                f" {inputs.placement.placement}; add --placement separate --link TIME"
+            )
+    if any(each.concurrent for each in chosen) and np.ptp(acceptance.point) > 0:
+        notes.append(
+            f"{policies.CONCURRENT}: the acceptance of the first drafted token ({acceptance.point[0]:.2g}) is assumed at every"
+            " position, as its drafts continue after tokens that are not verified"
+        )
     own_device = inputs.placement.device(of)
     passes = decodings.SEPARATE_MODEL if inputs.placement.separate else drafter_of(of.draft)
     settings, loads = _settings(inputs, of, notes), _loads(inputs, trace)
@@ -760,13 +775,16 @@ def servers_of(
     replicas: int, seed: int, replication: int, ranges: Sequence[Range] = (), depth: int | None = None,
 ) -> list[Server]:  # fmt: skip
     """Servers of one run, all with the same outcomes of a request."""
-    law, outcome, layers = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), "accept", None
+    law: Any = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)])
+    outcome, layers, unverified = "accept", None, policy.longest
+    if policy.concurrent:  # drafts continue after tokens that are not verified, so that they have no positions
+        law, unverified, passes = Iid(float(rates[0])), 2 * policy.longest - 1, decodings.CONCURRENT_MODEL
     if policy.method is not None:
         longest = max(load.request(number).output for number in range(load.count))
         found = served_methods.served(policy.kind, policy.method, depth, longest, seed)
         law, outcome, layers, passes = found.law(replication), found.outcome, found.layers, found.drafter
     outcomes = RequestOutcomes(
-        law, outcome, policy.longest, lambda number: load.request(number).output, load.count, seed=seed, replication=replication
+        law, outcome, unverified, lambda number: load.request(number).output, load.count, seed=seed, replication=replication
     )
     passes = passes if policy.longest else decodings.NONE
     around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates, ranges)

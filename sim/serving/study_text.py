@@ -14,7 +14,7 @@ from rich.table import Table
 
 from model.base import bounded_files
 from model.engines.step_terms import PRIORS
-from sim.serving import served_methods
+from sim.serving import policies, served_methods
 
 if TYPE_CHECKING:
     from sim.serving.study import LoadPoint, ServedPoint, Study
@@ -31,7 +31,9 @@ def text(study: Study, width: int = WIDTH) -> str:
     console.print(_table(study))
     if study.bounds:
         most = ", ".join(f"{_number(bound)} at {load.text}" for load, bound in study.bounds.items())
-        of = "bound of policies that do not know what is accepted, in tokens/s"
+        meanwhile = any(each.policy.startswith(policies.CONCURRENT) for each in study.points)
+        in_turn = "draft before the target's pass and " if meanwhile else ""
+        of = f"bound of policies that {in_turn}do not know what is accepted, in tokens/s"
         _bullet(console, f"{of}: {most} (closed form, without prompts)", width)
     for load in study.loads if any(each.within_slo is not None for each in study.points) else ():
         kept = "; ".join(f"{_label(each.policy)} {_number(each.within_slo or 0.0)}/s" for each in study.at(load))
