@@ -159,8 +159,8 @@ class ServedBy:
     Parameters
     ----------
     policies
-        Policies side by side: off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle, pearl:K; methods with
-        their settings, such as 'early-exit:{"exit_layer":24}'.
+        Policies side by side: off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle, pearl:K;
+        methods with their settings, such as 'early-exit:{"exit_layer":24}'.
     max_num_seqs, max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len
         As the options of engines; `num_blocks` by default as the memory holds, `max_model_len` the model's context.
     replicas, router

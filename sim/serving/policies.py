@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
+from model.methods import registry
 from model.methods.draft_model import MAX_DRAFT
 from model.serving import draft_policies
 from model.serving.draft_policies import DraftPolicy
@@ -98,7 +99,7 @@ def named(text: str, known: int | None = None) -> PolicyName:
         return PolicyName(text, settings.longest, lambda *_: draft_policies.Static(settings.longest), settings)
     alone, needing = kind in ("off", OWN), kind in ("static", "vllm", CONCURRENT)
     if kind not in KINDS or (alone and colon) or (needing and not rest) or (colon and not rest):
-        raise ParameterError(f"policy must be {'; '.join(KINDS.values())}; got {checks.shown(text)}")
+        raise ParameterError(f"policy must be {'; '.join(KINDS.values())}; got {checks.shown(text)}{_about(kind)}")
     if kind == "off":
         found = PolicyName(text, 0, lambda *_: draft_policies.Static(0))
     elif kind == "static":
@@ -126,6 +127,18 @@ def named(text: str, known: int | None = None) -> PolicyName:
     return found
 
 
+def _about(kind: str) -> str:
+    """What to say of the name of a method that is no policy.
+
+    >>> _about("ppd"), _about("speculative"), _about("fast")
+    (': servers do not decode it, `sim run ppd` decodes one request', ', which is policy static', '')
+    """
+    if kind in _SERVED_AS:
+        return f", which is policy {_SERVED_AS[kind]}"
+    return f": servers do not decode it, `sim run {kind}` decodes one request" if kind in registry.names() else ""
+
+
+_SERVED_AS = {"autoregressive": "off", "speculative": "static", "self_speculative": "self-speculative", "early_exit": "early-exit"}
 _CHOOSING: dict[str, Callable[[int], Make]] = {
     "schedule": lambda longest: lambda of: draft_policies.BatchSchedule([tuple(each) for each in of.ranges]),
     "goodput": lambda longest: lambda of: draft_policies.Goodput(longest, of.prices, of.draft_passes),
