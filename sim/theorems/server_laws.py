@@ -265,7 +265,7 @@ def one_more_request(x: Example) -> None:
 @theorem("57k", "More running sequences never raise the fastest draft length, at any context.",
          source="false: all tokens of a sequence share the reading of its cache, and all sequences a pass of the draft",
          given=lambda: _drafts(""), expect="fails")
-@theorem("57l", "More running sequences never raise the fastest draft length if draft passes share no time, for any time of transfers.",
+@theorem("57l", "More running sequences never raise the fastest draft length if draft passes share no time, and transfers any.",
          source="false: all sequences share the transfers, and with few of them plain decoding is fastest",
          given=lambda: _drafts("passes"), expect="fails")
 def load_lowers_draft_length(x: Example) -> None:
