@@ -91,7 +91,8 @@ def test_a_notebook_shows_what_is_stored(path: Path, monkeypatch: pytest.MonkeyP
         assert same(printed, text(cell["outputs"], "stream")[0]), remedy
         stored = text(cell["outputs"], "data")
         assert len(values) == len(stored), remedy
-        assert all(map(same, values, stored)), remedy
+        other = [f"{got}\n\nstored:\n{kept}" for got, kept in zip(values, stored, strict=True) if not same(got, kept)]
+        assert not other, "\n\n".join([remedy, *other])
         assert figures == sum("image/png" in each.get("data", {}) for each in cell["outputs"]), remedy
         assert all(each["output_type"] != "error" and each.get("name") != "stderr" for each in cell["outputs"])
     if cache is not None:
