@@ -497,6 +497,11 @@ class Commit(NamedTuple):
         by `len(tokens) - back`.
     sequence
         Number of the sequence, if the sequences of a batch commit separately.
+    ranks
+        Rank of each of `tokens` among the draft's candidates for its position, from 1; 0: none of them. Only of methods that draft
+        several candidates.
+    candidates
+        Number of these candidates, 0 where none were verified; as many as `ranks`.
     """
 
     kind: str
@@ -504,6 +509,8 @@ class Commit(NamedTuple):
     drafted: int | None = None
     back: int = 0
     sequence: int | None = None
+    ranks: tuple[int, ...] = ()
+    candidates: tuple[int, ...] = ()
 
 
 Step = Forward | Read | Lookup | DraftLimit | Fork | Join | Stop | Adopt | Commit

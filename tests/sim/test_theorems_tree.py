@@ -184,6 +184,17 @@ def as_text(right: Any, nodes: Any) -> Any:
     return [0] * len(nodes)
 
 
+def first_ranks(right: Any, nodes: Any, path: Any, room: int) -> Any:
+    """Take every accepted node for the first candidate."""
+    ranks, candidates = right(nodes, path, room)
+    return tuple([min(rank, 1) for rank in ranks]), candidates
+
+
+def whole_room(right: Any, nodes: Any, path: Any, room: int) -> Any:
+    """Count candidates that could not be verified."""
+    return right(nodes, path, room + 1)
+
+
 FAULTS: list[tuple[str, str, Fault]] = [
     ("43a", "one pass less", with_fault(one_pass_less, tree_rounds, "prices")),
     ("43a", "never cut", with_fault(never_cut, tree_rounds, "levels_of")),
@@ -202,6 +213,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("43h", "never accepts", with_fault(never_accepts, algorithm, "_by_own_token")),
     ("43i", "one node less", with_fault(one_node_less, draft_trees, "confident")),
     ("43i", "all follow the root", with_fault(to_the_root, algorithm, "verification_pass")),
+    ("43j", "first ranks", with_fault(first_ranks, algorithm, "ranks_of")),
+    ("43j", "candidates after the end", with_fault(whole_room, algorithm, "ranks_of")),
+    ("43j", "only the first child", with_fault(only_first_child, algorithm, "_by_own_token")),
     ("44a", "no memory", with_fault(no_memory, algorithm, "_by_rejections")),
     ("44a", "the whole draft", with_fault(draft_unchanged, algorithm, "_by_rejections")),
     ("44a", "no residual", with_fault(all_rejected, algorithm, "_by_rejections")),
