@@ -27,7 +27,7 @@ from model.methods import rounds
 from model.serving import decodings, fast_server
 from model.serving.arrivals import drafter_of
 from model.serving.closed_form import ClosedForm, Workload
-from model.serving.decodings import Arrays, Drafter
+from model.serving.decodings import Drafter
 from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
 from model.serving.records import measures, request_batches
 from model.serving.records.recorder import Recorder, TimeSeries
@@ -42,6 +42,7 @@ from sim.serving import policies, served_methods, server_trace, study_text, trac
 from sim.serving.draft_placement import ON_THE_TARGET, DraftPlacement
 from sim.serving.draft_schedules import NOWHERE, SHARE, ContextRow, ScheduleRow, Schedules, SwitchOffLoad, as_ranges
 from sim.serving.policies import PolicyName
+from sim.serving.served_methods import ServedMethod
 
 KIND, SCHEMA_VERSION = "serving", 1
 RequestProgress = Callable[[int, int, float], None]
@@ -416,6 +417,9 @@ class StudyPlan:
     workload: Workload
     trace: traces.Trace | None
     passes: Drafter
+    """Draft passes of chains; none if no policy drafts any."""
+    drafter: Drafter
+    """Draft passes of the server's draft."""
     notes: tuple[str, ...]
 
     @property
@@ -459,7 +463,7 @@ class StudyPlan:
         load = self.loads[of.load]
         requests = _load(inputs, load, self.count(load), self.lengths, self.trace, of.replication)
         servers = servers_of(
-            self.settings, policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates, self.passes,
+            self.settings, policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates, self.drafter,
             inputs.replicas, inputs.seed, of.replication, self.ranges if policy.text == policies.OWN else (),
             None if self.situation.shape is None else self.situation.shape.layers,
         )  # fmt: skip
@@ -541,6 +545,10 @@ class StudyPlan:
             rests = [each for each in rests if each.input != "memory"]  # which has the draft besides the model
             rests += self.inputs.placement.evidence(self.situation)
         rests += _evidence(self.inputs, self.settings, self.workload, self.trace)
+        rests += [
+            Evidence("rank rates", f"{each.method.expected_tokens:.3g} tokens per draft of {each.longest} nodes", each.text, "assumed")
+            for each in self.policies if isinstance(each.method, served_methods.DraftTrees)
+        ]  # fmt: skip
         notes = [*self.notes, *_remarks(self.situation, points, self.inputs.replicas)]
         notes += [*self._per_device(points), *self._short_runs(), *self._unlike_the_closed_form(points)]
         return Study(
@@ -601,7 +609,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     notes: list[str] = []
     trace = None if inputs.trace is None else traces.read(inputs.trace, limit=inputs.requests)
     lengths, workload = _lengths(inputs, trace)
-    drafting = any(map(policies.uses_draft, inputs.policies))
+    drafting = any(map(policies.uses_acceptance, inputs.policies))
     said = inputs.said
     if not drafting:
         if said.log or said.acceptance is not None or said.acceptance_by_position is not None:
@@ -624,7 +632,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
                 f" {inputs.max_num_batched_tokens}; raise it, or draft fewer tokens"
             )
     own_device = inputs.placement.device(of)
-    passes = decodings.SEPARATE_MODEL if inputs.placement.separate else drafter_of(of.draft)
+    drafter = decodings.SEPARATE_MODEL if inputs.placement.separate else drafter_of(of.draft)
     settings, loads = _settings(inputs, of, notes), _loads(inputs, trace)
     for each in chosen:
         if each.method is not None:  # refused before anything runs
@@ -636,7 +644,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     notes += [*of.notes, *(trace.notes if trace is not None else ())]
     made = StudyPlan(
         inputs, of, acceptance, prices, settings, tuple(loads),
-        tuple(chosen), lengths, workload, trace, passes if drafting else decodings.NONE, tuple(notes),
+        tuple(chosen), lengths, workload, trace, drafter if drafting else decodings.NONE, drafter, tuple(notes),
     )  # fmt: skip
     made.check_requests()
     return made
@@ -760,18 +768,19 @@ def servers_of(
     replicas: int, seed: int, replication: int, ranges: Sequence[Range] = (), depth: int | None = None,
 ) -> list[Server]:  # fmt: skip
     """Servers of one run, all with the same outcomes of a request."""
-    law, outcome, layers = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), "accept", None
+    served = ServedMethod(served_methods.ACCEPT, lambda _: rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), passes)
     if policy.method is not None:
         longest = max(load.request(number).output for number in range(load.count))
-        found = served_methods.served(policy.kind, policy.method, depth, longest, seed)
-        law, outcome, layers, passes = found.law(replication), found.outcome, found.layers, found.drafter
+        served = served_methods.served(policy.kind, policy.method, depth, longest, seed)
+        if served.tree is None:
+            passes = served.drafter
     outcomes = RequestOutcomes(
-        law, outcome, policy.longest, lambda number: load.request(number).output, load.count, seed=seed, replication=replication
+        served.law(replication), served.outcome, policy.longest, lambda number: load.request(number).output, load.count, seed=seed, replication=replication
     )
     passes = passes if policy.longest else decodings.NONE
     around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates, ranges)
     return [
-        Server(settings, policy.make(around), prices, Arrays(outcomes, settings.max_num_seqs, passes, layers), load.request)
+        Server(settings, policy.make(around), prices, served.decodings(outcomes, settings.max_num_seqs, passes), load.request)
         for _ in range(replicas)
     ]
 

@@ -274,6 +274,14 @@ class Parameters(DraftModel):
         """Levels that a round drafts: the depth of the tree, which may be less than `draft_depth`, or that of its growth."""
         return self.draft_depth or 0 if self.shape == EAGLE_2 else self.trees[0].depth
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes of a round, by the levels that it drafts."""
+        if self.shape == EAGLE_2:
+            nodes, width = self.nodes or 0, self.width or 0
+            return (0, *[min(nodes, width + (levels - 1) * width**2) for levels in range(1, self.levels + 1)])
+        return (0, *[self.trees[0].cut(levels).nodes for levels in range(1, self.levels + 1)])
+
     @property
     def several_hypotheses(self) -> bool:
         """True if passes follow several hypotheses; a chain makes the passes of speculative decoding."""
@@ -338,7 +346,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room, known = end - len(sequence) - 1, len(sequence)
         longest = min(parameters.levels, room) if parameters.cut else parameters.levels
-        levels = yield DraftLimit(longest)
+        levels = yield DraftLimit(longest, parameters.sizes)
         if states is not None and longest and not levels:
             yield _first_pass(parameters, drafter, sequence, states, 0)  # it keeps in step with the target, whose states it reads
         nodes = yield from _drafted(parameters, drafter, sequence, states, levels)
