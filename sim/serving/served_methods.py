@@ -242,6 +242,11 @@ class DraftTrees:
         """Mean tokens of a round that drafts the whole tree, the target's own included."""
         return expected_tokens(self.parameters.trees[0], self._rates())
 
+    @property
+    def about(self) -> str:
+        """What the rank rates give, in words."""
+        return f"{self.expected_tokens:.3g} tokens per draft of {self.longest} nodes"
+
     def served(self, layers: int, output: int, seed: int) -> ServedMethod:
         """How it is served."""
         found = TreeOutcomes(ServedTree(self.parameters), RankRates([self._rates()]))

@@ -546,7 +546,7 @@ class StudyPlan:
             rests += self.inputs.placement.evidence(self.situation)
         rests += _evidence(self.inputs, self.settings, self.workload, self.trace)
         rests += [
-            Evidence("rank rates", f"{each.method.expected_tokens:.3g} tokens per draft of {each.longest} nodes", each.text, "assumed")
+            Evidence("rank rates", each.method.about, each.text, "assumed")
             for each in self.policies if isinstance(each.method, served_methods.DraftTrees)
         ]  # fmt: skip
         notes = [*self.notes, *_remarks(self.situation, points, self.inputs.replicas)]
@@ -768,8 +768,10 @@ def servers_of(
     replicas: int, seed: int, replication: int, ranges: Sequence[Range] = (), depth: int | None = None,
 ) -> list[Server]:  # fmt: skip
     """Servers of one run, all with the same outcomes of a request."""
-    served = ServedMethod(served_methods.ACCEPT, lambda _: rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), passes)
-    if policy.method is not None:
+    if policy.method is None:
+        law = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)])
+        served = ServedMethod(served_methods.ACCEPT, lambda _: law, passes)
+    else:
         longest = max(load.request(number).output for number in range(load.count))
         served = served_methods.served(policy.kind, policy.method, depth, longest, seed)
         if served.tree is None:

@@ -92,13 +92,14 @@ def _play(x: Example, *, events: bool = False, generators: bool = False) -> Obse
     """Serve the requests of an example: in a loop or by events, with arrays of outcomes or with the algorithm's generators."""
     from sim.engine import serving  # loads simpy
 
-    load, settings, outcomes = served_examples.requests_of(x), served_examples.settings_of(x), _Endings(x)
+    load, settings = served_examples.requests_of(x), served_examples.settings_of(x)
+    outcomes: Any = _Endings(x)
     outputs: dict[int, list[int]] = {}
     made: Any
     if generators:
-        made = Generators(_starter(x), outcomes, outputs.__setitem__)  # type: ignore[arg-type]
+        made = Generators(_starter(x), outcomes, outputs.__setitem__)
     else:
-        made = TreeArrays(outcomes, settings.max_num_seqs, ServedTree(_parameters(x)), DRAFTERS[x["drafter"]])  # type: ignore[arg-type]
+        made = TreeArrays(outcomes, settings.max_num_seqs, ServedTree(_parameters(x)), DRAFTERS[x["drafter"]])
     prices = ObservedPrices(served_examples.prices_of(x))
     server = Server(settings, served_examples.policy_of(x), prices, made, load.request)
     server.scheduler = ObservedScheduler(settings)
@@ -126,7 +127,8 @@ def generators_are_arrays(x: Example) -> None:
     _same(arrays, _play(x, events=True))
 
 
-@theorem("47b", "Each request's tokens are those that its algorithm generates alone; at the end nothing runs, waits or holds a block.",
+@theorem("47b", "Each request's tokens are those that its algorithm generates alone; at the end nothing runs, waits or holds a"
+         " block.",
          source="exactness does not depend on the batch", given=loads)
 def tokens_are_those_alone(x: Example) -> None:
     run, outcomes = _play(x, generators=True), _Endings(x)
