@@ -361,11 +361,11 @@ class Generators:
         running = [self._of[number] for number in each.requests.tolist()]
         for decoding, limit in zip(running, limits.tolist(), strict=True):
             if isinstance(decoding.step, DraftLimit):
-                decoding.advance(min(limit, decoding.step.longest))
+                decoding.advance(decoding.step.within(limit))
         passes: list[int] = []
         share, separate = 0.0, False
         while waiting := [decoding for decoding in running if decoding.drafts]:
-            passes.append(len(waiting))
+            passes.append(sum(max(each.asked.heads, 1) if each.asked.tree else 1 for each in waiting))
             for decoding in waiting:
                 if decoding.asked.role == "target":
                     share = decoding.asked.layers.size / decoding.world.layers

@@ -160,7 +160,7 @@ def serve(
         max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len, milliseconds("slo_ttft", slo_ttft),
         milliseconds("slo_tpot", slo_tpot), DraftPlacement(placement, link, draft_gpu),
     )  # fmt: skip
-    if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_draft, inputs.policies)):
+    if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_acceptance, inputs.policies)):
         inputs = replace(inputs, policies=(*inputs.policies, policies.OWN))  # what it gains is printed with it
     found = study.serve(inputs, progress, by_context=out is not None)
     document: dict[str, Any] = found.document() | {"command": ["sim", "serve", *sys.argv[2:]], "versions": versions()}

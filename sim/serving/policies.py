@@ -78,10 +78,19 @@ class Surroundings(NamedTuple):
 
 
 def uses_draft(text: str) -> bool:
-    """True if a policy needs the draft, whose acceptance must then be known.
+    """True if a policy needs the draft.
 
-    >>> [uses_draft(text) for text in ("off", "static:3", 'early-exit:{"exit_layer":8}')]
-    [False, True, False]
+    >>> [uses_draft(text) for text in ("off", "static:3", 'early-exit:{"exit_layer":8}', 'tree:{"shape":"chain"}')]
+    [False, True, False, True]
+    """
+    return uses_acceptance(text) or text.partition(":")[0] in served_methods.BY_THE_DRAFT
+
+
+def uses_acceptance(text: str) -> bool:
+    """True if a policy drafts chains, whose acceptance must be known; other methods have outcomes of their own.
+
+    >>> [uses_acceptance(text) for text in ("off", "static:3", 'early-exit:{"exit_layer":8}', 'tree:{"shape":"chain"}')]
+    [False, True, False, False]
     """
     kind = text.partition(":")[0]
     return kind != "off" and kind not in served_methods.KINDS

@@ -15,8 +15,9 @@ becomes a short chain, or nothing, in a large one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -230,18 +231,36 @@ def best_trees(
     >>> found[16].tree.nodes, round(found[16].speedup, 3), found[4].tree.parents
     (7, 2.173, (-1, -1, 0, 1))
     """
+    found = tree_speeds(rates, layers, cost, nodes=nodes, depth=depth, width=width, at=at, parallel=parallel)
+    best: Iterator[TreeSpeed] = accumulate(found, lambda one, other: one if one.speedup >= other.speedup else other)
+    return [*best]
+
+
+def tree_speeds(
+    rates: Sequence[Sequence[float]], layers: int, cost: StepCosts, *, nodes: int, depth: int, width: int | None = None,
+    at: int = 0, parallel: bool = False,
+) -> list[TreeSpeed]:  # fmt: skip
+    """Fastest tree of exactly 0, 1, ..., `nodes` nodes, of any depth up to `depth`; see `best_trees`.
+
+    Where no tree within the depth and width has so many nodes, there is none, and the speed-up is 0.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> cost = UnitCost(32, cost_ratio=0.05, verify_cost=((1, 1.0), (8, 1.1), (64, 6.0)))
+    >>> [round(each.speedup, 3) for each in tree_speeds([[0.6, 0.2, 0.1]] * 4, 32, cost, nodes=9, depth=4)[6:]]
+    [2.117, 2.173, 2.084, 2.007]
+    """
     plain = float(cost.plain_times(at))
-    best = [TreeSpeed(None, 1.0)]
     by_depth = [OptimalTrees(rates, nodes, levels, width) for levels in range(1, depth + 1)] if nodes else []
+    speeds = [TreeSpeed(None, 1.0)]
     for count in range(1, nodes + 1):
-        found = best[-1]
+        found = TreeSpeed(None, 0.0)
         for trees in by_depth:
             tree = trees.tree(count)
             if tree.nodes == count:
                 gain = (1 + float(trees.accepted[count])) * plain / round_time(tree, layers, cost, at=at, parallel=parallel)
                 found = max(found, TreeSpeed(tree, gain), key=lambda each: each.speedup)
-        best.append(found)
-    return best
+        speeds.append(found)
+    return speeds
 
 
 def best_tree(
