@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from model.base import checks
-from model.outcomes.outcome_laws import ByPosition, Chain, RecordedProbabilities, Replay
+from model.outcomes.outcome_laws import ByPosition, Chain, Floats, Iid, RecordedProbabilities, Replay
 
 
 def chains_of(law: Any, label: str) -> list[Chain]:
@@ -22,3 +23,34 @@ def chains_of(law: Any, label: str) -> list[Chain]:
         f"this law of acceptances has no closed form for {label}, whose drafts continue after unverified tokens; choose one by"
         " output position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
     )
+
+
+def rates_of(laws: Sequence[Any], label: str) -> Floats:
+    """Return the acceptance rates of independent acceptances, shape (laws, 1): those of a decoding without beginning and end.
+
+    >>> rates_of([Iid(0.5), Iid(0.8)], "PEARL").tolist()
+    [[0.5], [0.8]]
+    """
+    for law in laws:
+        if not isinstance(law, Iid):
+            raise checks.ParameterError(
+                f"the law of acceptances for {label} must be of one rate at every position (kind 'iid') for its time per token in the"
+                f" long run, got {type(law).__name__}; predict a number of tokens instead"
+            )
+    return np.array([[float(law.rate)] for law in laws])
+
+
+def positions_of(rates: Floats, most: int) -> int:
+    """Positions of a draft to look at, so that later ones have a probability below `NEGLIGIBLE`, and at most `most`.
+
+    >>> positions_of(np.array([0.5, 0.0]), 1000), positions_of(np.array([1.0]), 1000)
+    (30, 1000)
+    """
+    largest = float(np.max(rates, initial=0.0))
+    if largest >= 1:
+        return most
+    return min(most, max(2, int(np.ceil(np.log(NEGLIGIBLE) / np.log(largest)))) if largest > 0 else 2)
+
+
+NEGLIGIBLE = 1e-9
+"""Probability of later positions that is left to a line through the last ones."""
