@@ -18,7 +18,7 @@ def schema() -> dict[str, Any]:
         "properties": dict.fromkeys(("batch", "low", "high", "pays_until", "costs_from"), _OR_NULL["number"]) | {"limit": _NUMBER},
     }  # fmt: skip
     rows = {
-        "method": _TEXT, "acceptance": _TEXT, "batch": _WHOLE, "draft_length": _OR_NULL["integer"], "speedup": _NUMBER,
+        "method": _TEXT, "setting": _TEXT, "acceptance": _TEXT, "batch": _WHOLE, "draft_length": _OR_NULL["integer"], "speedup": _NUMBER,
         "speedup_low": _OR_NULL["number"], "speedup_high": _OR_NULL["number"], "tpot_ms": _NUMBER,
         "tokens_per_s_per_gpu": _NUMBER, "gpus": _WHOLE, "exact": _FLAG, "best": _FLAG, "tie": _FLAG,
         "advised": _FLAG | {"description": "True for the draft length that the verdict names at this number; 0: plain decoding."},

@@ -122,7 +122,7 @@ def _other_methods(advice: Advice) -> list[str]:
         known = row["speedup_low"] is not None
         span = f" ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})" if known else f" (no interval: {NO_SPREAD})"
         lines.append(
-            f"{registry.label(name, short=True)}: {row['speedup']:.2f}x{span} with {row['batch']} running on {row['gpus']}"
+            f"{registry.label(name, short=True)}{row['setting'] and ', '}{row['setting']}: {row['speedup']:.2f}x{span} with {row['batch']} running on {row['gpus']}"
             f" GPU{'s' if row['gpus'] > 1 else ''}, TPOT {_number(row['tpot_ms'])} ms,"
             f" {_number(row['tokens_per_s_per_gpu'])} tok/s/GPU{agreement}"
         )

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from model.advice import acceptance_draws
+from model.advice import acceptance_draws, rank_draws
 from model.advice.acceptance_draws import AcceptanceDraws
+from model.advice.rank_draws import RankDraws
 from model.architectures import draft_heads, layer_parts, published_shapes
 from model.architectures.longest_contexts import longest_context
 from model.architectures.transformer import Shape
@@ -82,6 +83,12 @@ class Inputs:
     prompt: float | None = None
     output: float | None = None
     """Mean tokens of prompts and outputs, with `rate`."""
+    rank_rates: tuple[tuple[float, ...], ...] | None = None
+    """Rates by depth and rank of a draft's candidates; a single row holds at every depth."""
+    rank_drafts: int | None = None
+    """Drafts that `rank_rates` were counted in; None: they are taken as exact."""
+    block_acceptance: tuple[float, ...] | None = None
+    """Conditional acceptance rates by draft position under block verification."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +119,10 @@ class Situation:
         Draws of the rate at which an early candidate is the final token; None: unknown.
     served
         What the log says of its server; None: unknown.
+    ranks
+        Rates by depth and rank of a draft's candidates; None: unknown.
+    block_rates
+        Conditional acceptance rates by draft position under block verification; None: unknown.
     rests_on, notes
         Sources of all inputs; remarks.
     """
@@ -134,6 +145,12 @@ class Situation:
     served: ServedSettings | None = None
     rests_on: tuple[Evidence, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    ranks: RankDraws | None = None
+    block_rates: tuple[float, ...] | None = None
+
+    def at(self, context: int | None) -> Situation:
+        """The same situation with another context."""
+        return replace(self, context=context)
 
     @property
     def slo(self) -> float | None:
@@ -205,7 +222,9 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         rests.append(Evidence("draft", draft, f"its shape; kernels as the model's{_drafter(draft)}", "assumed"))
     elif draft is None and given is None:
         notes.append("no draft is named: a pass of it takes the time of a prior, which is wide; --draft narrows the answer")
-    cases = _cases(said, record, law, rests, notes)
+    ranks = _ranks(said, rests)
+    cases = _cases(said, record, law, ranks, rests, notes)
+    block = _block_rates(said, cases, rests, notes)
     capacity = None
     if shape is not None and device is not None:
         capacity = memory_limit.largest_batch(
@@ -223,7 +242,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         rests.append(Evidence("match_rate", text, "--match-rate", "assumed"))
     return Situation(
         said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, draft, cases, notes), context,
-        parallel, gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes),
+        parallel, gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes), ranks, block,
     )  # fmt: skip
 
 
@@ -499,8 +518,41 @@ def _of_law(
         notes.append("the law is of throughput: TPOT and speed-up contain prompts that are processed in between")
 
 
+def _ranks(said: Inputs, rests: list[Evidence]) -> RankDraws | None:
+    """Rates by depth and rank, as said; None: not said."""
+    if said.rank_rates is None:
+        if said.rank_drafts is not None:
+            raise ParameterError(f"--rank-drafts is the number of drafts of --rank-rates, got {said.rank_drafts} alone; give both")
+        return None
+    found = rank_draws.of_rates(said.rank_rates, said.rank_drafts, seed=said.seed)
+    counted = "" if said.rank_drafts is None else f", counted in {said.rank_drafts:,} drafts"
+    rests.append(Evidence("acceptance by rank", found.text + counted, "--rank-rates", "assumed"))
+    return found
+
+
+def _block_rates(
+    said: Inputs, cases: Sequence[AcceptanceDraws], rests: list[Evidence], notes: list[str]
+) -> tuple[float, ...] | None:
+    """Acceptance under block verification, as said; None: not said."""
+    if said.block_acceptance is None:
+        return None
+    found = checks.array("block_acceptance", said.block_acceptance, 0, 1)
+    if not 1 <= found.size <= acceptance_draws.MOST_POSITIONS:
+        raise ParameterError(f"block_acceptance must have 1 to {acceptance_draws.MOST_POSITIONS} rates, got {found.size}")
+    text = ", ".join(f"{each:.3g}" for each in found) + " by draft position"
+    rests.append(Evidence("acceptance by block", text, "--block-acceptance", "assumed"))
+    by_token = np.cumprod(cases[0].draws, axis=1).min(axis=0)[: found.size]
+    below = np.cumprod(found[: by_token.size]) < by_token * (1 - 1e-9)
+    if np.any(below):
+        notes.append(
+            f"acceptance by block is below that by token at draft position {int(below.argmax()) + 1}, which no draft has on the same"
+            " texts (Sun et al., arXiv:2403.10444): --block-acceptance and the acceptance by token may be of different texts"
+        )
+    return tuple(found.tolist())
+
+
 def _cases(
-    said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence], notes: list[str]
+    said: Inputs, record: AcceptanceRecord | None, law: StepLaw, ranks: RankDraws | None, rests: list[Evidence], notes: list[str]
 ) -> tuple[AcceptanceDraws, ...]:
     """Acceptance of each case: as said, of the log, or of the law.
 
@@ -534,6 +586,8 @@ def _cases(
                 " the K that the engine ran with, or --acceptance"
             )
         found = (acceptance_draws.of_record(record, "--log", seed=said.seed),)
+    elif ranks is not None:
+        found = (ranks.of_first("--rank-rates"),)
     else:
         of_law = acceptance_draws.of_law(law)
         if of_law is None:

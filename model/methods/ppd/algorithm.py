@@ -97,7 +97,8 @@ class Parameters(MethodParameters):
             return Proposals(missing="--match-rate, the probability that an early candidate is the final token")
         table = {"layers": known.layers, "exit_layer": known.layers // 2, "candidates": known.units - 1}
         assumed = f"the match rate is that of {known.units - 1} candidates after layer {known.layers // 2}"
-        return Proposals((Proposal(table, {"kind": "iid", "match_rate": known.match_rate}, assumed),))
+        setting = f"{known.units - 1} candidates after layer {known.layers // 2}"
+        return Proposals((Proposal(table, {"kind": "iid", "match_rate": known.match_rate}, assumed, setting),))
 
     def __post_init__(self) -> None:
         self.check_batching()
