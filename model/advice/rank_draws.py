@@ -25,7 +25,8 @@ class RankDraws:
     Parameters
     ----------
     point
-        Rates that are most likely: `point[i][r]` that the target's token at depth i + 1 is candidate r + 1, if those before are right.
+        Rates that are most likely: `point[i][r]` that the target's token at depth i + 1 is candidate r + 1, if the tokens before
+        are right.
     draws
         Draws of what is known of them; one or more tables.
     text
@@ -52,8 +53,8 @@ class RankDraws:
 def of_rates(rates: Sequence[Sequence[float]], drafts: int | None = None, *, seed: int = 0) -> RankDraws:
     """Rank rates with the sampling error of the number of drafts that they were counted in; None: without error.
 
-    A single row of rates holds at every depth. At depth i those drafts count that are right down to it; the rates of a depth have the
-    Dirichlet distribution of their counts, with 1/2 added to each.
+    A single row of rates holds at every depth. At depth i those drafts count that are right down to it; the rates of a depth have
+    the Dirichlet distribution of their counts, with 1/2 added to each.
 
     >>> found = of_rates([[0.6, 0.2]], drafts=400)
     >>> len(found.point), len(found.draws), bool(abs(np.mean([table[3][0] for table in found.draws]) - 0.6) < 0.01)
@@ -67,8 +68,8 @@ def of_rates(rates: Sequence[Sequence[float]], drafts: int | None = None, *, see
             raise ParameterError(f"rank_rates[{depth}] must have 1 to {MOST_RANKS} rates, one for each rank, got {values.size}")
         if values.sum() > 1 + 1e-9:
             raise ParameterError(
-                f"rank_rates[{depth}] must sum to at most 1, got {values.sum():g}: ranks exclude each other; give the probability of"
-                " each rank, not of all up to it"
+                f"rank_rates[{depth}] must sum to at most 1, got {values.sum():g}: ranks exclude each other; give the probability"
+                " of each rank, not of all up to it"
             )
     point: RankTable = tuple(tuple(float(each) for each in row) for row in rates)
     tables: list[RankTable] = [point]

@@ -1,7 +1,7 @@
 """Prices of passes at a fixed place in a long text, for many draws of what is uncertain and many cells at once.
 
-A decoding of many tokens at constant prices has a time per token that does not depend on how it begins and ends. The closed forms of
-it (`steady_state` of a method's theory) take these prices: arrays of shape (draws, cells), where a cell is a number of running
+A decoding of many tokens at constant prices has a time per token that does not depend on how it begins and ends. The closed forms
+of it (`steady_state` of a method's theory) take these prices: arrays of shape (draws, cells), where a cell is a number of running
 sequences and a context.
 """
 

@@ -70,8 +70,8 @@ class MethodSpeed:
     context
         Cached positions per sequence; None: unknown.
     draws
-        Speed-ups with each draw of the uncertain inputs, without errors of measurement; shape (draws,). Draw i of all methods has the
-        same acceptance and the same step law.
+        Speed-ups with each draw of the uncertain inputs, without errors of measurement; shape (draws,). Draw i of all methods has
+        the same acceptance and the same step law.
     beyond
         Doublings beyond the fitted cells of the step law.
     """
@@ -292,8 +292,8 @@ def _speed(
     spread = high > low * (1 + 1e-9)
     gpus = parameters.devices(parameters.units, said.tensor_parallel)
     row = {
-        "method": proposal.variant or name, "setting": proposal.setting, "acceptance": said.cases[0].text, "batch": batch, "draft_length": length,
-        "speedup": speedup, "speedup_low": min(low, speedup) if spread else None,
+        "method": proposal.variant or name, "setting": proposal.setting, "acceptance": said.cases[0].text,
+        "batch": batch, "draft_length": length, "speedup": speedup, "speedup_low": min(low, speedup) if spread else None,
         "speedup_high": max(high, speedup) if spread else None, "tpot_ms": tpot_ms,
         "tokens_per_s_per_gpu": batch * 1e3 / tpot_ms / gpus, "gpus": gpus, "exact": bool(parameters.exact),
         "best": False, "tie": False, "advised": False,

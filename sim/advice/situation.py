@@ -203,7 +203,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     shape = None if name is None else _shape(name, dtype, said.weights)
     device = None if gpu is None else devices.device(gpu)
     context = _context(said, record, rests)
-    _check_longest(context, name, shape, draft, notes)
+    check_longest(context, name, shape, draft, notes)
     parallel = _tensor_parallel(said, given, shape, device, context, draft, dtype, notes)
     gpus = parallel if said.gpus is None else said.gpus
     if gpus < parallel:
@@ -227,9 +227,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     block = _block_rates(said, cases, rests, notes)
     capacity = None
     if shape is not None and device is not None:
-        capacity = memory_limit.largest_batch(
-            shape, device, context=context or USUAL_CONTEXT, tensor_parallel=parallel, draft=memory_limit.draft_shape(draft, dtype)
-        )
+        capacity = _capacity(shape, device, context, parallel, draft, dtype)
         rests.append(Evidence(
             "memory", f"{capacity:,} sequences of {context or USUAL_CONTEXT:,} positions fit", f"{device.name}: {device.source}",
             "published" if device.published else "assumed",
@@ -244,6 +242,22 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, draft, cases, notes), context,
         parallel, gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes), ranks, block,
     )  # fmt: skip
+
+
+def capacity_at(said: Situation, context: int | None) -> int | None:
+    """Largest number of sequences of this context that fit the memory; None: unknown."""
+    if said.shape is None or said.gpu is None:
+        return None
+    dtype = said.said.dtype if said.law.kernels is None else said.law.kernels.dtype
+    return _capacity(said.shape, devices.device(said.gpu), context, said.tensor_parallel, said.draft, dtype)
+
+
+def _capacity(
+    shape: Shape, device: devices.Device, context: int | None, parallel: int, draft: str | None, dtype: str | None
+) -> int:
+    return memory_limit.largest_batch(
+        shape, device, context=context or USUAL_CONTEXT, tensor_parallel=parallel, draft=memory_limit.draft_shape(draft, dtype)
+    )
 
 
 def _agreed(option: str, said: str | None, of_law: str | None) -> str | None:
@@ -362,7 +376,9 @@ def _drafter(draft: str) -> str:
     return '; drafter = "heads": a pass for each drafted token' if draft_heads.is_head(draft) else ""
 
 
-def _check_longest(context: int | None, name: str | None, shape: Shape | None, draft: str | None, notes: list[str]) -> None:
+def check_longest(
+    context: int | None, name: str | None, shape: Shape | None, draft: str | None, notes: list[str], option: str = "--context"
+) -> None:
     """Note a context beyond the positions that the model or a draft model was trained for; refuse one beyond a table of positions.
 
     Rotary positions can be stretched, and checkpoints of one shape differ, so that a larger context may be meant.
@@ -372,7 +388,7 @@ def _check_longest(context: int | None, name: str | None, shape: Shape | None, d
     for role, each in (("", name), ("the draft ", draft)):
         most = None if each is None else longest_context(each)
         if most is not None and most < context and not role and shape is not None and shape.positions:
-            raise ParameterError(f"--context must be at most {most:,}, those of the table of positions of {each}, got {context:,}")
+            raise ParameterError(f"{option} must be at most {most:,}, those of the table of positions of {each}, got {context:,}")
         if most is not None and context > most and not (role and draft_heads.is_head(str(each))):
             notes.append(
                 f"a context of {context:,} positions is beyond the {most:,} that {role}{published_shapes.label(str(each))} was"
@@ -545,8 +561,8 @@ def _block_rates(
     below = np.cumprod(found[: by_token.size]) < by_token * (1 - 1e-9)
     if np.any(below):
         notes.append(
-            f"acceptance by block is below that by token at draft position {int(below.argmax()) + 1}, which no draft has on the same"
-            " texts (Sun et al., arXiv:2403.10444): --block-acceptance and the acceptance by token may be of different texts"
+            f"acceptance by block is below that by token at draft position {int(below.argmax()) + 1}, which no draft has on the"
+            " same texts (Sun et al., arXiv:2403.10444): --block-acceptance and the acceptance by token may be of different texts"
         )
     return tuple(found.tolist())
 

@@ -86,8 +86,8 @@ def draft_tables(parameters: Parameters, tokens: int, cost: StepCosts, starts: S
 
 
 def draft_times(parameters: Parameters, prices: ConstantTimes, positions: int) -> Floats:
-    """Time of a draft that begins the decoding and whose first wrong token is at position 0, 1, ..., `positions` - 1, with the delay
-    of the next draft; shape (decodings, positions). The decoding must be longer by more than `draft_length`.
+    """Time of a draft that begins the decoding, by the position of its first wrong token, 0 to `positions` - 1, with the delay of
+    the next draft; shape (decodings, positions). The decoding must be longer by more than `draft_length`.
 
     >>> flat = ConstantTimes(np.ones((1, 4)), np.full(1, 0.2), 11)
     >>> draft_times(Parameters(1, 4), flat, 5).round(12).tolist()  # as the first row of `draft_tables` for one long decoding

@@ -34,8 +34,8 @@ def rates_of(laws: Sequence[Any], label: str) -> Floats:
     for law in laws:
         if not isinstance(law, Iid):
             raise checks.ParameterError(
-                f"the law of acceptances for {label} must be of one rate at every position (kind 'iid') for its time per token in the"
-                f" long run, got {type(law).__name__}; predict a number of tokens instead"
+                f"the law of acceptances for {label} must be of one rate at every position (kind 'iid') for its time per token in"
+                f" the long run, got {type(law).__name__}; predict a number of tokens instead"
             )
     return np.array([[float(law.rate)] for law in laws])
 

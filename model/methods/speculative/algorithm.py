@@ -129,9 +129,9 @@ class Parameters(batching.StaticBatching, DraftModel):
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
-        """Block verification with every draft length up to which its acceptance is known; advice itself is about drafts by token."""
+        """Block verification with every draft length for which its acceptance is known; advice itself is about drafts by token."""
         if known.block_rates is None:
-            return Proposals(missing="its block verification needs acceptance by draft position measured with it: --block-acceptance")
+            return Proposals(missing="its block verification: acceptance by draft position measured with it, --block-acceptance")
         rates = known.block_rates
         drafter = MODEL if known.independent_draft else PARALLEL if known.parallel_draft else HEADS
         common = {"layers": known.layers, "sampled": True, "verification": BLOCK, "drafter": drafter}

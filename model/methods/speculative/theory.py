@@ -384,8 +384,8 @@ def _survival(law: AcceptanceLaw, draft_length: int) -> Floats:
     if isinstance(law, Rounds) and len(law.survival) >= draft_length:
         return law.survival[:draft_length]
     raise checks.ParameterError(
-        f"acceptances must be independent, or known for each of draft_length={draft_length} positions in a draft, for a time per token"
-        " in the long run; predict a number of tokens instead"
+        f"acceptances must be independent, or known for each of draft_length={draft_length} positions in a draft, for a time per"
+        " token in the long run; predict a number of tokens instead"
     )
 
 

@@ -50,7 +50,7 @@ from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import COLOCATED, DraftModel
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
 from model.methods.proposals import Known, Proposal, Proposals
-from model.methods.speculative.algorithm import DRAFTERS, MODEL, PARALLEL, Model, read_with_states, start
+from model.methods.speculative.algorithm import DRAFTERS, HEADS, MODEL, PARALLEL, Model, read_with_states, start
 from model.methods.tree import draft_trees
 from model.methods.tree.draft_trees import ROOT, DraftTree, likeliest
 from model.steps import (
@@ -150,7 +150,7 @@ class Parameters(DraftModel):
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
-        """The trees of `PROPOSED_NODES` nodes that accept most tokens at the rank rates, for every depth up to the longest draft."""
+        """The trees of `PROPOSED_NODES` nodes that accept most tokens at the rank rates, for each depth up to the longest draft."""
         if known.rank_rates is None:
             return Proposals(missing="acceptance by rank and depth of the draft's candidates: --rank-rates")
         rates = known.rank_rates
@@ -163,7 +163,7 @@ class Parameters(DraftModel):
                     "rank_rates": rates[:depth],
                 },
                 {"kind": "by-depth", "rank_rates": rates[:depth]},
-                "a pass of the draft takes the same time for any number of candidates", f"{nodes} nodes to depth {depth}",
+                "a pass of the draft takes the same time for any number of candidates", f"{nodes} nodes, depth {depth}",
             )
             for depth in depths for nodes in PROPOSED_NODES if nodes > depth
         ))  # fmt: skip

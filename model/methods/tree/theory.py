@@ -195,7 +195,8 @@ def _tokens_of(parameters: Parameters, law: RankLaw) -> float:
     """Expected tokens of a round."""
     if not isinstance(law, RankRates) or (law.by_sequence and law.classes > 1):
         raise checks.ParameterError(
-            "ranks must have rates that hold for every draft for a time per token in the long run; predict a number of tokens instead"
+            "ranks must have rates that hold for every draft for a time per token in the long run; predict a number of tokens"
+            " instead"
         )
     found = 0.0
     for index, (weight, table) in enumerate(zip(law.weights, law.rates, strict=True)):
