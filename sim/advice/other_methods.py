@@ -301,6 +301,11 @@ def _speed(
     return MethodSpeed(row, context, draws, beyond)
 
 
+def gpu_ms_per_token(row: Mapping[str, Any]) -> float:
+    """GPU-time of an output token: all GPUs that the method reserves, for the time that it takes, over its sequences [ms]."""
+    return float(row["gpus"] * row["tpot_ms"] / row["batch"])
+
+
 def noise_of(law: StepLaw) -> Floats:
     """Relative error of a measurement in each draw; shape (draws,)."""
     return np.asarray(law.draws["noise"][np.arange(DRAWS) % law.draws["noise"].size])

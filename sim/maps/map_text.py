@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -12,7 +12,10 @@ from rich.table import Table
 
 from model.methods import registry
 from sim.advice import advice_text
-from sim.maps.method_map import MethodMap, gpu_ms_per_token
+from sim.advice.other_methods import gpu_ms_per_token
+
+if TYPE_CHECKING:
+    from sim.maps.method_map import MethodMap
 
 WIDTH = advice_text.WIDTH
 

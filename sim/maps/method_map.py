@@ -22,7 +22,7 @@ from model.base.checks import ParameterError
 from model.engines.cells import Floats
 from sim.advice import situation as situations
 from sim.advice.advice import METHOD, PLAIN, setting_of
-from sim.advice.other_methods import DRAWS, MethodSpeed, evaluate_cells, noise_of
+from sim.advice.other_methods import DRAWS, MethodSpeed, evaluate_cells, gpu_ms_per_token, noise_of
 from sim.advice.situation import Evidence, Inputs, Situation
 
 if TYPE_CHECKING:
@@ -92,11 +92,6 @@ def ratio_to(one: MethodSpeed, other: MethodSpeed, noise: Floats) -> tuple[float
     low, high = ratio_interval(one.draws / other.draws, noise, max(one.beyond, other.beyond))
     point = one.row["speedup"] / other.row["speedup"]
     return min(float(low), point), max(float(high), point)
-
-
-def gpu_ms_per_token(row: Mapping[str, Any]) -> float:
-    """GPU-time of an output token: all GPUs that the method reserves, for the time that it takes, over its sequences [ms]."""
-    return float(row["gpus"] * row["tpot_ms"] / row["batch"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,9 +228,9 @@ def method_map(
     progress("evaluating all methods")
     others = evaluate_cells(found, {context: some for context, some in fitting.items() if some})
     by_cell: dict[tuple[int, int | None], list[MethodSpeed]] = {}
-    for context, some in fitting.items():
-        for batch, speeds in zip(some, _drafts_by_token(found.at(context), some), strict=True):
-            by_cell[batch, context] = speeds
+    for at, some in fitting.items():
+        for batch, speeds in zip(some, _drafts_by_token(found.at(at), some), strict=True):
+            by_cell[batch, at] = speeds
     for each in others.found:
         by_cell[each.row["batch"], each.context].append(each)
     noise = noise_of(found.law)
