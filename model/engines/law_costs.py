@@ -141,4 +141,5 @@ def steady_prices(law: StepLaw, sequences: ArrayLike, context: ArrayLike, draws:
 
     alone = kernel_times.step_shape(law.kernels, number, 0 * number, 0 * number, where)
     drafting = np.broadcast_to(step_terms.draft_seconds(columns, alone), shape)
-    return SteadyPrices(seconds, drafting, step_terms.prompt_seconds(columns, cells.served(law.unit, number)))
+    overhead = columns.get("step", np.zeros(1)) + columns.get("sequence", np.zeros(1)) * number
+    return SteadyPrices(seconds, drafting, overhead, step_terms.prompt_seconds(columns, cells.served(law.unit, number)))

@@ -134,7 +134,7 @@ class MethodMap:
         parts: list[str] = []
         for label, count in counted.most_common():
             speeds = sorted(each.fastest.row["speedup"] for each in cells if each.fastest.label == label)
-            span = f"{speeds[0]:.2f}x" if len(speeds) == 1 else f"{speeds[0]:.2f}x to {speeds[-1]:.2f}x"
+            span = " to ".join(dict.fromkeys(f"{each:.2f}x" for each in (speeds[0], speeds[-1])))
             parts.append(f"{label} in {count}{'' if parts else f' of {len(cells)} cells'} ({span})")
         tied = sum(bool(each.tied) for each in cells)
         more = f"; in {tied} cell{'s' if tied > 1 else ''} another method is within its interval" if tied else ""
@@ -235,11 +235,6 @@ def method_map(
         by_cell[each.row["batch"], each.context].append(each)
     noise = noise_of(found.law)
     cells = [MapCell(batch, context, tuple(by_cell.get((batch, context), ())), noise) for context in wanted for batch in batches]
-    if not any(each.fits for each in cells):
-        raise ParameterError(
-            f"--batch must have a number that fits the memory at some context, got {', '.join(map(str, batches))}; give fewer"
-            " sequences or shorter contexts"
-        )
     return MethodMap(found, tuple(cells), others.left_out, others.notes)
 
 

@@ -9,20 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassSeconds
 from model.costs.steady_prices import SteadyPrices
+from model.costs.step_costs import PassShape
 from model.engines import law_costs, step_law
 from model.methods import registry
 from model.methods.amusd.algorithm import Parameters as Amusd
 from model.methods.dsi.algorithm import Parameters as Dsi
 from model.methods.pearl.algorithm import Parameters as Pearl
+from model.methods.ppd.algorithm import Parameters as Ppd
+from model.methods.rounds import Rounds
 from model.methods.speculative import block_verification
 from model.methods.speculative.algorithm import Parameters as Speculative
 from model.methods.tree.algorithm import Parameters as Tree
 from model.outcomes.outcome_laws import ByPosition, Iid
-from model.methods.rounds import Rounds
 from model.outcomes.rank_laws import RankRates
+from model.steps import LayerSpan
 
 CURVE = ((1, 1.0), (2, 1.08), (4, 1.2), (8, 1.5), (64, 5.0))
 """Passes take longer with their width."""
@@ -32,6 +37,7 @@ CHAINS: list[tuple[str, Any]] = [
     ("pearl", Pearl(8, 4)), ("pearl", Pearl(8, 5, draft_stop="rejection")), ("pearl", Pearl(8, 1)),
     ("dsi", Dsi(8, 1, 3)), ("dsi", Dsi(8, 4, 2)), ("dsi", Dsi(8, 5, 1)),
     ("speculative", Speculative(8, 3)), ("speculative", Speculative(8, 0)),
+    ("ppd", Ppd(8, 4, 2)), ("ppd", Ppd(8, 6, 3, batched=True)), ("ppd", Ppd(8, 2, 3, form="flat")),
 ]  # fmt: skip
 
 
@@ -44,9 +50,11 @@ def prices_of(*ratios: float, draws: int = 1, waiting: float = 0.0) -> SteadyPri
     shape = draws, len(ratios)
     costs = [cost_of(ratio) for ratio in ratios]
     draft = np.array([float(each.draft_times()) for each in costs])
-    return SteadyPrices(
-        lambda width: np.broadcast_to([float(each.verify_times(width)) for each in costs], shape), np.broadcast_to(draft, shape), waiting
-    )
+
+    def seconds(width: int) -> np.ndarray[Any, Any]:
+        return np.broadcast_to([float(each.verify_times(width)) for each in costs], shape)
+
+    return SteadyPrices(seconds, np.broadcast_to(draft, shape), waiting=waiting)
 
 
 def steady(name: str, parameters: Any, laws: list[Any], prices: SteadyPrices) -> np.ndarray[Any, Any]:
@@ -124,7 +132,7 @@ def test_work_for_others_is_added_once_per_token() -> None:
         assert with_ == pytest.approx(without + 0.25)
 
 
-@pytest.mark.parametrize("name", ["amusd", "pearl", "dsi", "speculative"])
+@pytest.mark.parametrize("name", ["amusd", "pearl", "dsi", "ppd", "speculative"])
 def test_laws_by_output_position_are_refused(name: str) -> None:
     parameters = next(each for known, each in CHAINS if known == name)
     with pytest.raises(ParameterError, match="predict a number of tokens instead"):
@@ -142,6 +150,17 @@ def test_prices_of_a_law_are_those_of_its_cells_draw_by_draw() -> None:
         alone = law_costs.steady_prices(law.drawn(draw), batches, contexts)
         assert drawn.verify(3)[draw] == pytest.approx(alone.verify(3)[0])
         assert drawn.draft[draw] == pytest.approx(alone.draft[0])
+    cost = PassSeconds({"target": law_costs.LawTarget(law, preset("llama-3.1-8b"))}, batch=8, prompt=1000)
+    for share, begins in ((0.25, True), (0.5, False)):
+        first = 0 if begins else 16
+        part_of = cost.times(PassShape(LayerSpan(first, first + round(32 * share))))
+        assert likely.part(share, begins=begins)[0, 1] == pytest.approx(float(part_of))
     part = drawn.at([2, 0])
     assert part.verify(2).tolist() == drawn.verify(2)[:, [2, 0]].tolist()
     assert part.widths(3).shape == (5, 2, 3)
+
+
+@pytest.mark.parametrize("form", ["eager", "nested"])
+def test_forms_of_ppd_without_a_barrier_have_no_such_time(form: str) -> None:
+    with pytest.raises(ParameterError, match="form must be 'literal' or 'flat'"):
+        steady("ppd", Ppd(8, 4, 2, form=form), [Iid(0.5)], prices_of(0.2))

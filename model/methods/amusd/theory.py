@@ -34,10 +34,11 @@ from model.methods.amusd.draft_clock import ConcurrentTimes, ConstantTimes
 from model.methods.amusd.finite_amusd import draft_tables, draft_times, has_closed_form, moments_of_chains
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
-from model.methods.concurrent.concurrent_laws import chains_of, positions_of, rates_of
+from model.methods.concurrent.concurrent_laws import chains_of, positions_of
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments, mixed
+from model.outcomes.outcome_laws import constant_rates
 
 __all__ = [
     "claim_bound", "claim_formula", "free_drafts", "operations", "predict", "predict_points", "rate_bound", "slowest", "speedup",
@@ -157,7 +158,7 @@ def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPric
     >>> round(1 / float(steady_state(Parameters(1, 8), [Iid(0.8)], flat)[0, 0]), 3), round(speedup(0.8, 8, 0.2), 3)
     (2.142, 2.142)
     """
-    rate, gamma = rates_of(laws, Parameters.LABEL), parameters.draft_length
+    rate, gamma = constant_rates(laws, Parameters.LABEL), parameters.draft_length
     if not has_closed_form(parameters):
         return np.full(prices.shape, np.nan)
     every = np.broadcast_to(rate, prices.shape).ravel()

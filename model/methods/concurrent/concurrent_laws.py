@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from model.base import checks
-from model.outcomes.outcome_laws import ByPosition, Chain, Floats, Iid, RecordedProbabilities, Replay
+from model.outcomes.outcome_laws import ByPosition, Chain, Floats, RecordedProbabilities, Replay
 
 
 def chains_of(law: Any, label: str) -> list[Chain]:
@@ -23,21 +22,6 @@ def chains_of(law: Any, label: str) -> list[Chain]:
         f"this law of acceptances has no closed form for {label}, whose drafts continue after unverified tokens; choose one by"
         " output position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
     )
-
-
-def rates_of(laws: Sequence[Any], label: str) -> Floats:
-    """Return the acceptance rates of independent acceptances, shape (laws, 1): those of a decoding without beginning and end.
-
-    >>> rates_of([Iid(0.5), Iid(0.8)], "PEARL").tolist()
-    [[0.5], [0.8]]
-    """
-    for law in laws:
-        if not isinstance(law, Iid):
-            raise checks.ParameterError(
-                f"the law of acceptances for {label} must be of one rate at every position (kind 'iid') for its time per token in"
-                f" the long run, got {type(law).__name__}; predict a number of tokens instead"
-            )
-    return np.array([[float(law.rate)] for law in laws])
 
 
 def positions_of(rates: Floats, most: int) -> int:

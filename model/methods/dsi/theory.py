@@ -25,10 +25,11 @@ from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.methods.claim_bounds import ClaimTerms, Limit
-from model.methods.concurrent.concurrent_laws import positions_of, rates_of
+from model.methods.concurrent.concurrent_laws import positions_of
 from model.methods.dsi.algorithm import Parameters
 from model.methods.dsi.finite_dsi import moments, speculation_tables
 from model.methods.prediction import Prediction
+from model.outcomes.outcome_laws import constant_rates
 
 Floats = NDArray[np.float64]
 
@@ -152,7 +153,7 @@ def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPric
     >>> [round(1 / float(steady_state(Parameters(40, 5, verifiers), [Iid(0.8)], flat)[0, 0]), 3) for verifiers in (1, 2, 3)]
     [2.283, 3.135, 3.135]
     """
-    rate, draft = rates_of(laws, "DSI"), prices.draft
+    rate, draft = constant_rates(laws, "DSI"), prices.draft
     ahead, replicas = parameters.lookahead, parameters.verifiers
     passes = min(positions_of(rate, _MOST_PASSES * ahead) // ahead + 2 * replicas + 2, _MOST_PASSES)
     decided, processed = np.zeros((2, passes, *prices.shape))

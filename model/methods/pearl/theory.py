@@ -25,13 +25,12 @@ from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
-from model.methods.concurrent.concurrent_laws import rates_of
 from model.methods.pearl.algorithm import DRAFT_STOPS, ROUND, Parameters
 from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_starts, round_tables
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments
 from model.methods.speculative.theory import sum_of_powers
-from model.outcomes.outcome_laws import Chain
+from model.outcomes.outcome_laws import Chain, constant_rates
 
 __all__ = [
     "claim_bound", "claim_formula", "expected_tokens", "operations", "predict", "predict_points", "slowest", "speedup",
@@ -185,7 +184,7 @@ def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPric
     >>> print((1 / steady_state(Parameters(40, 4), [Iid(0.8)], flat)).round(3), speedup(0.8, 4, 0.2).round(3))
     [[2.123]] 2.123
     """
-    rate, gamma = rates_of(laws, Parameters.LABEL), parameters.draft_length
+    rate, gamma = constant_rates(laws, Parameters.LABEL), parameters.draft_length
     first, whole = prices.draft, gamma * prices.draft
     post = rate / (1 + rate - rate**gamma)  # share of post-verify rounds
 
