@@ -33,7 +33,7 @@ SCHEMA_VERSION = 1
 BATCHES = (1, 4, 16, 64)
 CONTEXTS = (1024, 8192, 65536)
 """Positions of the contexts, where none are given; those that the model was not trained for are left out."""
-MOST_CELLS = 1024
+MOST_CELLS = 400
 NOT_USED = {
     "context": "--contexts has the contexts of a map", "rate": "a map has the numbers that run: --batch",
     "slo_tpot_ms": "a map is of the fastest methods, whose TPOT it lists",

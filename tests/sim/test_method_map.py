@@ -276,7 +276,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--acceptance", "0.5,0.6"), "--acceptance must be one value or one range with --map"),
     (("--block-acceptance", "0.5,1.5"), "block_acceptance"), (("--batch", "100000"), "batch must be at most"),
     (("--block-acceptance", "a"), "block_acceptance must be comma-separated"),
-    (("--batch", ",".join(map(str, range(1, 400))), "--contexts", "1,2,3"), "at most 1024 cells, got 399 batches x 3 contexts"),
+    (("--batch", ",".join(map(str, range(1, 202))), "--contexts", "1,2"), "at most 400 cells, got 201 batches x 2 contexts"),
 ]  # fmt: skip
 
 

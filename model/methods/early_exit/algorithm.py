@@ -88,7 +88,7 @@ class Parameters(batching.StaticBatching):
     def proposals(cls, known: Known) -> Proposals:
         """All tokens leave after a half, or three quarters, of the layers."""
         exits = (known.layers * part // 4 for part in (2, 3))
-        made = (Proposal({"layers": known.layers, "exit_layer": each}, setting=f"exit after layer {each}") for each in exits)
+        made = (Proposal({"layers": known.layers, "exit_layer": each}, setting=f"layer {each}") for each in exits)
         return Proposals(tuple(made) if known.lossy else (), needs_lossy(known))
 
     def __post_init__(self) -> None:
