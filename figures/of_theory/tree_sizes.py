@@ -91,9 +91,9 @@ def _tokens(axes: Axes, rates: Rates, nodes: int) -> None:
     axes.plot(sizes[: firsts.size], firsts, color=chain.colour, linestyle=chain.line, marker=".", linewidth=1.5, label="chain")
     axes.set_ylabel("expected tokens per pass of the target")
     axes.set_title(f"best trees of depth {depth} at most, and chains", fontsize=10.5)
-    beside: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.5}
-    axes.annotate("chain", (firsts.size - 1, firsts[-1]), (6, -3), color=chain.colour, **beside)
-    axes.annotate("best tree", (nodes, tokens[-1]), (-4, -13), ha="right", color=best.colour, **beside)
+    offset: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.5}
+    axes.annotate("chain", (firsts.size - 1, firsts[-1]), (6, -3), color=chain.colour, **offset)
+    axes.annotate("best tree", (nodes, tokens[-1]), (-4, -13), ha="right", color=best.colour, **offset)
 
 
 def _speeds(

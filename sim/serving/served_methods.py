@@ -51,7 +51,7 @@ class ServedMethod(NamedTuple):
     """Tree that is drafted; None: a chain."""
 
     def decodings(self, outcomes: RequestOutcomes, most: int, drafter: Drafter) -> Arrays:
-        """Decodings of the requests with these outcomes, at most so many at once."""
+        """Decodings of the requests with these outcomes, at most `most` at once."""
         if self.tree is None:
             return Arrays(outcomes, most, drafter, self.layers)
         return TreeArrays(outcomes, most, ServedTree(self.tree), drafter)

@@ -94,9 +94,11 @@ class Parameters(DraftModel):
         if not known.independent_draft:
             return Proposals(missing="a draft model; a head needs the target's states, so it cannot draft during the target's pass")
         outcomes = {"kind": "iid", "acceptance_rate": known.rates[0]}
-        tables = ({"layers": known.layers, "draft_length": length} for length in known.draft_lengths)
         assumed = "the acceptance of the first drafted token holds at every position"
-        return Proposals(tuple(Proposal(table, outcomes, assumed) for table in tables))
+        return Proposals(tuple(
+            Proposal({"layers": known.layers, "draft_length": length}, outcomes, assumed, f"K = {length}")
+            for length in known.draft_lengths
+        ))  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 1, (MAX_DRAFT + 1) // 2)

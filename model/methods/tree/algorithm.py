@@ -49,8 +49,8 @@ from model.base import checks
 from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import COLOCATED, DraftModel
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
-from model.methods.proposals import Known, Proposals
-from model.methods.speculative.algorithm import DRAFTERS, MODEL, PARALLEL, Model, read_with_states, start
+from model.methods.proposals import Known, Proposal, Proposals
+from model.methods.speculative.algorithm import DRAFTERS, HEADS, MODEL, PARALLEL, Model, read_with_states, start
 from model.methods.tree import draft_trees
 from model.methods.tree.draft_trees import ROOT, DraftTree, likeliest
 from model.steps import (
@@ -78,6 +78,8 @@ NEEDS = MappingProxyType({
 MAY_HAVE = MappingProxyType({SEQUOIA: ("width",), EAGLE_2: ("rank_rates",)})
 """Parameters that it may have besides."""
 LIKELIEST_TOKENS, DISTINCT_TOKENS = CANDIDATES = ("likeliest", "distinct")
+PROPOSED_NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of nodes of the trees that are proposed for advice."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,23 @@ class Parameters(DraftModel):
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
-        """Nothing: the rank rates that a tree is made for are known from logs."""
-        return Proposals(missing="rates by rank and depth: `calibrate rates` counts them, `sim run tree` takes them")
+        """The trees of `PROPOSED_NODES` nodes that accept most tokens at the rank rates, for each depth up to the longest draft."""
+        if known.rank_rates is None:
+            return Proposals(missing="acceptance by rank and depth of the draft's candidates: --rank-rates")
+        rates = known.rank_rates
+        drafter = MODEL if known.independent_draft else PARALLEL if known.parallel_draft else HEADS
+        depths = range(1, min(len(rates), max(known.draft_lengths)) + 1)
+        return Proposals(tuple(
+            Proposal(
+                {
+                    "layers": known.layers, "shape": SEQUOIA, "nodes": nodes, "draft_depth": depth, "drafter": drafter,
+                    "rank_rates": rates[:depth],
+                },
+                {"kind": "by-depth", "rank_rates": rates[:depth]},
+                "a pass of the draft takes the same time for any number of candidates", f"{nodes} nodes, depth {depth}",
+            )
+            for depth in depths for nodes in PROPOSED_NODES if nodes > depth
+        ))  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.one_of("shape", self.shape, SHAPES)
