@@ -41,10 +41,11 @@ class Cache:
     Without passes that skip layers, no layer holds more rows than an earlier one. A pass is recorded when it is requested;
     sub-processes follow it layer by layer. It truncates its own layers and all later layers at its position, because their later
     rows were computed from the replaced ones. A skipped layer lacks the row of that position and of all later ones; they must be
-    filled in (`kv_only`) before the layer can run again, which replaces no rows.
+    filled in (`kv_only`) before the layer can run again, which replaces no rows. Rows of a pass with a context budget are not the
+    model's own: a pass without one must replace them.
     """
 
-    __slots__ = ("breadths", "rows", "sequences", "skipping")
+    __slots__ = ("breadths", "limited", "rows", "sequences", "skipping")
 
     def __init__(self, rows: dict[str, list[int]] | None = None, breadths: dict[str, list[int]] | None = None) -> None:
         self.rows = {} if rows is None else rows
@@ -52,6 +53,8 @@ class Cache:
         """Number of tokens at each position, for models that have made passes over several hypotheses."""
         self.skipping: frozenset[str] = frozenset()
         """Models that have skipped layers; only there may a later layer hold more rows than an earlier one."""
+        self.limited: dict[str, int] = {}
+        """First position whose rows come from passes with a context budget, for models that have made such passes."""
         self.sequences: dict[int, Cache] = {}
         """Caches of the sequences of a batch, by number; each continues the rows shared before its first batched pass."""
 
@@ -60,6 +63,7 @@ class Cache:
         rows = {role: held[:] for role, held in self.rows.items()}
         cache = Cache(rows, {role: held[:] for role, held in self.breadths.items()} if self.breadths else None)
         cache.skipping = self.skipping
+        cache.limited = {**self.limited}
         cache.sequences = {number: each.copy() for number, each in self.sequences.items()}
         return cache
 
@@ -78,6 +82,11 @@ class Cache:
         if first == last:
             return
         role, at = step.role, step.at
+        if self.limited and step.context_budget is None and self.limited.get(role, at) < at:
+            raise CacheError(
+                f"{role}: a pass over the whole context at position {at}, but rows from {self.limited[role]} on come from passes"
+                " with a context budget"
+            )
         held = self.rows.get(role, ())
         known = len(held)
         if gaps or role in self.skipping:
@@ -124,7 +133,7 @@ class Cache:
         rows = self.rows.get(role)
         if (
             rows is not None and not (first or gaps or tree or self.breadths) and batch is None and role not in self.skipping
-            and last == len(rows) and rows[-1] >= at and state is None
+            and last == len(rows) and rows[-1] >= at and state is None and step.context_budget is None and not self.limited
         ):  # fmt: skip
             rows[:] = [at + len(step.tokens)] * last  # the usual case: all layers, over tokens that follow one another
             return
@@ -133,8 +142,13 @@ class Cache:
             for number, part in _parts(step, batch):
                 if number not in self.sequences:
                     self.sequences[number] = Cache({role: held[:] for role, held in self.rows.items()})
+                    self.sequences[number].limited = {**self.limited}
                 self.sequences[number].write(part)
             return
+        if step.context_budget is not None:
+            self.limited[role] = min(self.limited.get(role, at), at)
+        elif self.limited and not first and self.limited.get(role, -1) >= at:
+            del self.limited[role]
         kv_only, held = step.layers.kv_only, self.rows.setdefault(role, [])
         if gaps or role in self.skipping:
             self._write_spans(step)

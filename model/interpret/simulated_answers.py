@@ -92,7 +92,7 @@ class World:
         if kind == "top":
             return self._candidates(after, right, step.width)
         role = output.role
-        if role == "target" and (output.layers.last != self.layers or output.layers.gaps):
+        if role == "target" and (output.layers.last != self.layers or output.layers.gaps or output.context_budget is not None):
             if EARLY_LAYERS not in self.drafts:
                 return -after  # an early layer predicts only its candidates
             role = EARLY_LAYERS

@@ -531,8 +531,8 @@ def _refuse_idle_budget(cost: PassSeconds, parameters: MethodParameters, tokens:
     times = [float(cost.times(shape, tokens)) for shape in (whole, whole._replace(context_budget=parameters.draft_budget))]
     if times[0] == times[1]:
         raise ParameterError(
-            f"context_budget must make a pass of the {role} shorter than {times[0]:.4g} s, got {parameters.draft_budget} with {where},"
-            " whose passes take the same time with any context; leave it out, or take costs that know the context"
+            f"context_budget must make a pass of the {role} shorter than {times[0]:.4g} s, got {parameters.draft_budget} with"
+            f" {where}, whose passes take the same time with any context; leave it out, or take costs that know the context"
         )
 
 

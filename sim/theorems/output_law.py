@@ -93,7 +93,7 @@ def possible_decodings(
     """Yield all sequences of random choices of a decoding, until its steps end or `tokens` tokens are generated.
 
     Only for algorithms without sub-processes. With the number of `layers` of the target, the model `EARLY_LAYERS` predicts where
-    its passes end at an earlier layer or skip layers.
+    its passes end at an earlier layer, skip layers, or have a context budget.
     """
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
@@ -222,7 +222,8 @@ class _Reader:
         if isinstance(step.state, Features):
             step.state.require(step)
         layers = step.layers
-        drafts = self.layers is not None and step.role == "target" and (layers.last < self.layers or layers.gaps)
+        budget = step.context_budget is not None
+        drafts = self.layers is not None and step.role == "target" and (layers.last < self.layers or layers.gaps or budget)
         return Output(EARLY_LAYERS if drafts else step.role, tuple(now), step.heads, tuple(step.positions))
 
     def law(self, output: Output, offset: int = -1) -> Law:

@@ -14,14 +14,14 @@ from model.costs.step_costs import PassShape
 from model.hardware import cost_models, devices
 from model.hardware.roofline import Roofline
 from model.interpret.account import attended_within, context_of
-from model.interpret.interpreter import Counter
+from model.interpret.interpreter import Cache, count
 from model.methods.self_speculative import algorithm as self_drafting
 from model.methods.self_speculative import theory as self_theory
 from model.methods.speculative import theory
 from model.methods.speculative.algorithm import Parameters, decode
 from model.methods.worlds import world_of
 from model.outcomes.outcome_laws import ByPosition
-from model.steps import ATTENTION_SINKS, Batch, Forward, LayerSpan, visible_positions
+from model.steps import ATTENTION_SINKS, Batch, CacheError, Forward, LayerSpan, visible_positions
 from tests.support.position_costs import growing
 
 SPAN = LayerSpan(0, 4)
@@ -77,7 +77,7 @@ def test_counted_work_is_the_predicted_one(accept: list[bool], gamma: int, budge
         (model, decode(model, [0], tokens), theory.work(model, tokens, law)),
         (own, self_drafting.decode(own, [0], tokens), self_theory.work(own, tokens, law)),
     ):
-        counted = Counter(world_of(parameters, 1, {"accept": [survivors]})).run(steps, tokens).account.totals()
+        counted = count(steps, world_of(parameters, 1, {"accept": [survivors]}), tokens).account.totals()
         assert work is not None
         assert counted.by_model.keys() == work.by_model.keys()
         for role, totals in counted.by_model.items():
@@ -145,8 +145,8 @@ def test_time_of_a_draft_pass_does_not_grow_with_the_context() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Parameters(4, 3, context_budget=0), "context_budget must be at least 1, got 0"),
-        (lambda: Parameters(4, 3, context_budget=-5), "context_budget must be at least 1, got -5"),
+        (lambda: Parameters(4, 3, context_budget=0), "context_budget must be between 1 and 1000000, got 0"),
+        (lambda: Parameters(4, 3, context_budget=-5), "context_budget must be between 1 and 1000000, got -5"),
         (lambda: Parameters(4, 3, context_budget=2.5), "context_budget must be a whole number"),  # type: ignore[arg-type]
         (lambda: Parameters(4, 3, drafter="heads", context_budget=8), "context_budget must be left out with drafter='heads'"),
         (lambda: Parameters(4, 3, context_budget=80).check_context(64), "context_budget must be at most 64, .* got 80"),
@@ -158,3 +158,15 @@ def test_time_of_a_draft_pass_does_not_grow_with_the_context() -> None:
 def test_impossible_budgets_are_refused(make: object, words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         make()  # type: ignore[operator]
+
+
+def test_rows_of_a_pass_with_a_budget_must_be_replaced_before_a_pass_without_one() -> None:
+    cache = Cache()
+    cache.write(Forward("target", (0, 1, 2), 0, SPAN))
+    cache.write(Forward("target", (3,), 3, SPAN, context_budget=2))
+    cache.write(Forward("target", (4,), 4, SPAN, context_budget=2))
+    for held in (cache, cache.copy()):
+        with pytest.raises(CacheError, match="whole context at position 4, but rows from 3 on come from passes with a context"):
+            held.write(Forward("target", (4,), 4, SPAN))
+        held.write(Forward("target", (3, 4), 3, SPAN))
+        held.write(Forward("target", (5,), 5, SPAN))
