@@ -28,11 +28,14 @@ def report(
 
     calibrate report data --check
     """
-    from calibrate.validation import engine_tables, served_loads, validated_claims
+    from calibrate.validation import engine_tables, long_context_drafts, served_loads, validated_claims
     from calibrate.validation import validation_page as page
 
     path = page.default_path() if out is None else out
-    claims = (*validated_claims.claims(folder), *engine_tables.claims(folder), *served_loads.claims(folder))
+    claims = (
+        *validated_claims.claims(folder), *engine_tables.claims(folder), *served_loads.claims(folder),
+        long_context_drafts.budgeted_drafts(),
+    )  # fmt: skip
     if check:
         wrong = page.stale(claims, path)
         if wrong:

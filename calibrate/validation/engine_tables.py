@@ -162,8 +162,8 @@ def throughput(cells: Cells) -> Claim:
         "≈ "
         "come from random draws. Targets are 2.5 % in the median, 8 % at worst, and losses of 0.5 % (mean) and 2.1 % (worst) for "
         f"K = 1, 4 at batch 1, 8, 64; and 4 % and 12 % for the other sets of six. {_missed(cases)} "
-        "Two other tables of engines are not predicted here: suffix_arctic_tokens_per_s.csv and magicdec_table_2.csv have no two "
-        "cells of one drafter that differ in batch or draft length only.",
+        "suffix_arctic_tokens_per_s.csv is not predicted here: it has no two cells of one drafter that differ in batch or draft "
+        "length only.",
         f"Without the experts' term the median is {percent(_median(without))} instead of {percent(_median(main))}, and the chosen "
         "K "
         f"loses {percent(_mean(lost))} in the mean and {percent(max(lost.values()))} at worst instead of "

@@ -1,7 +1,7 @@
 """Published tables with every printed number, looked up by name.
 
-The sources are the papers on Predictive Pipelined Decoding, Big Little Decoder, SkipDecode and AMUSD, and slides ("the deck") on
-speculative decoding; each has a separate module.
+The sources are the papers on Predictive Pipelined Decoding, Big Little Decoder, SkipDecode, AMUSD and MagicDec, and slides ("the
+deck") on speculative decoding; each has a separate module.
 
 >>> match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
 0.6837
@@ -26,30 +26,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.published import amusd_tables, bild_tables, deck_tables, ppd_tables, skipdecode_tables
+from model.published import amusd_tables, bild_tables, deck_tables, magicdec_tables, ppd_tables, skipdecode_tables
 from model.published.table_notes import TableNotes
 
 # A column name has the same meaning in every table; columns in neither list are floats.
 _WHOLE = (
     "layer", "candidates", "first", "last", "draft_length", "beams", "layers", "dim", "ffn_dim", "warm_up", "min_layers",
-    "max_layers", "target_speedup",
+    "max_layers", "target_speedup", "prompt", "sequences", "context_budget",
 )  # fmt: skip
 _TEXT = ("data_set", "head", "method", "sampling", "task", "model", "draft_model", "combination", "alignment", "loss")
 _BY_POSITION = {"squad": "ppd-table-6", "wmt": "ppd-table-7", "cnn_dm": "ppd-table-8"}
 _PHRASES = {
     "layer": "layer {}", "candidates": "k={}", "head": "{} head", "draft_length": "gamma {}", "beams": "{} beams",
-    "target_speedup": "{}x",
+    "target_speedup": "{}x", "prompt": "{} tokens", "sequences": "batch {}",
 }  # fmt: skip
 _SPELLED = {
     "ende": "EnDe", "cnndm": "CNNDM", "t5-large": "T5-Large", "t5-small": "T5-Small",
-    "opt-1.3b": "OPT-1.3B", "opt-6.7b": "OPT-6.7B",
+    "opt-1.3b": "OPT-1.3B", "opt-6.7b": "OPT-6.7B", "llama-3.1-8b": "Llama-3.1-8B", "llama-2-7b-32k": "Llama-2-7B-32K",
+    "tinyllama": "TinyLlama", "self": "self-drafts",
     "large+small": "T5-Large + T5-Small", "large+base": "T5-Large + T5-Base",
 }  # fmt: skip
 _TABLES: dict[str, tuple[str, str, TableNotes]] = {
     name: (short, module.PAPER, about)
     for short, module in (
         ("PPD", ppd_tables), ("Deck", deck_tables), ("BiLD", bild_tables), ("SkipDecode", skipdecode_tables),
-        ("AMUSD", amusd_tables),
+        ("AMUSD", amusd_tables), ("MagicDec", magicdec_tables),
     )
     for name, about in module.TABLES.items()
 }

@@ -132,7 +132,8 @@ class _Engine:
         self.active = self.peak = 0
         self.account = Account()
         self.busy = self.link_free = self.waiting_time = self.draft_time = self.target_time = 0.0
-        self.overheads: dict[_PassKey, float] | None = {} if cost.steps_take_time else None  # of engine steps, by kind of pass
+        # Overheads of engine steps by kind of pass, and whether it is part of another's step.
+        self.overheads: dict[tuple[_PassKey, bool], float] | None = {} if cost.steps_take_time else None
         self.result = Run()
         self.records: list[tuple[Span, _Process | None]] = []
         self.numbers: dict[_Process, int] = {}  # of the processes on record
@@ -360,9 +361,10 @@ class _Process:
         """Overhead of the engine's step in the time of a pass."""
         known = self.engine.overheads
         assert known is not None
-        if self.key not in known:
-            known[self.key] = self.engine.cost.overhead_of(step)
-        return known[self.key]
+        key = self.key, step.within_step  # a draft by all layers within a context budget may have the kind of a plain pass
+        if key not in known:
+            known[key] = self.engine.cost.overhead_of(step)
+        return known[key]
 
     def _forward(self, step: Forward) -> None:
         unit, self.layer = step.unit, step.layers.first
@@ -576,7 +578,7 @@ class _Process:
         """Count a pass, as `Account.add` does, under its known kind."""
         counts, width, at = self.counts, len(step.tokens), step.at
         counts[0] += 1
-        if step.tree or step.batch is not None:
+        if step.tree or step.batch is not None or step.context_budget is not None:
             attended, read = context_of(step)
             counts[1] += attended
             counts[2] += read

@@ -1,6 +1,7 @@
 """Context budgets of drafts: what a pass reads, its price and its work, and which budgets are refused."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from model.hardware import cost_models, devices
 from model.hardware.roofline import Roofline
 from model.interpret.account import attended_within, context_of
 from model.interpret.interpreter import Cache, count
+from model.methods.long_context import AffinePass, LongContextRounds
 from model.methods.self_speculative import algorithm as self_drafting
 from model.methods.self_speculative import theory as self_theory
 from model.methods.speculative import theory
@@ -22,6 +24,8 @@ from model.methods.speculative.algorithm import Parameters, decode
 from model.methods.worlds import world_of
 from model.outcomes.outcome_laws import ByPosition
 from model.steps import ATTENTION_SINKS, Batch, CacheError, Forward, LayerSpan, visible_positions
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
 from tests.support.position_costs import growing
 
 SPAN = LayerSpan(0, 4)
@@ -170,3 +174,27 @@ def test_rows_of_a_pass_with_a_budget_must_be_replaced_before_a_pass_without_one
             held.write(Forward("target", (4,), 4, SPAN))
         held.write(Forward("target", (3, 4), 3, SPAN))
         held.write(Forward("target", (5,), 5, SPAN))
+
+
+def test_overhead_of_a_round_is_that_of_one_engine_step_also_where_its_draft_is_a_pass_of_all_layers() -> None:
+    """Without drafts a round is a plain pass of the same layers and width as a draft; only it pays the overhead."""
+    shape = replace(preset("llama-2-7b"), layers=4)
+    kernels = Roofline.on_device(shape, devices.device("a100"))
+    cost = PassSeconds({"target": cost_models.WithEngineOverhead(kernels, 0.001)}, prompt=4000)
+    given_ = self_drafting.Parameters(4, 4, 1, False, context_budget=100)
+    run = simulate(self_drafting.decode(given_, [0], 3), 3, Cluster(1), cost, world_of(given_, 1, {"accept": [[1, 0, 0]]}))
+    assert [*run.rounds.elements()] == [(1, 1), (0, 0)]
+    assert run.latency - run.target_time == pytest.approx(2 * 0.001)
+
+
+def test_closed_form_of_large_batches_is_that_of_its_passes() -> None:
+    """Eq. 1 of MagicDec by hand: F = 1, a = 2, k = 3; gamma 2, context 10, budget 4; one sequence."""
+    own = AffinePass(1, 2, 3)
+    rounds = LongContextRounds(own, own, 2, 2.5, 10, 4)
+    assert float(rounds.speedup(1)) == pytest.approx(2.5 * 33 / (2 * (1 + 2 + 12) + 1 + 6 + 30))
+    assert rounds.limit == pytest.approx(2.5 * 32 / (2 * 14 + 36))
+    assert rounds.rises_with_batch
+    with pytest.raises(ParameterError, match="context_budget must be between 1 and context=10, got 11"):
+        LongContextRounds(own, own, 2, 2.5, 10, 11)
+    with pytest.raises(ParameterError, match="tokens_per_round must be between 1 and 3, got"):
+        LongContextRounds(own, own, 2, 3.5, 10, 4)

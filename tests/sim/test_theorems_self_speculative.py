@@ -1,10 +1,14 @@
 """Theorems on self-speculative decoding: expected verdicts, and faults that refute each theorem."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassSeconds
+from model.methods.long_context import LongContextRounds
 from model.methods.self_speculative import algorithm, paths
 from model.methods.self_speculative import theory as self_speculative
 from model.steps import LayerSpan
@@ -107,6 +111,22 @@ def half(right: Any, *args: Any, **named: Any) -> Any:
     return right(*args, **named) / 2
 
 
+def whole_context(right: Any, parameters: Any, cost: Any, *, tokens: int = 1) -> Any:
+    """Price drafts as if they read the whole context."""
+    return right(replace(parameters, context_budget=1_000_000), cost, tokens=tokens)
+
+
+def a_hundredth_more(right: Any, own: Any, at: Any, budget: Any = None) -> Any:
+    """Read a hundredth more of a context that is limited."""
+    return right(own, at, budget) * (1.0 if budget is None else 1.01)
+
+
+def instead(name: str, wrong: Callable[[LongContextRounds], Any]) -> Fault:
+    """Replace a property of the closed form."""
+    return lambda patch: patch.setattr(LongContextRounds, name, property(wrong))
+
+
+LIMIT = LongContextRounds.limit.fget  # type: ignore[attr-defined]
 THEORY = self_speculative
 FAULTS: list[tuple[str, str, Fault]] = [
     ("14a", "a position on", with_fault(a_position_on, algorithm, "accept_or_reject")),
@@ -129,6 +149,16 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28k", "another exit", through_all_layers),
     ("28l", "slow layers", with_fault(lambda right, *args: [2 * each for each in right(*args)], UnitCost, "layer_times_of")),
     ("29a", "two are none", with_fault(two_are_none, algorithm, "accept_or_reject")),
+    ("58a", "a position on", with_fault(a_position_on, algorithm, "accept_or_reject")),
+    ("58b", "all kept", with_fault(all_kept, algorithm, "accept_or_reject")),
+    ("58d", "the whole context", with_fault(whole_context, paths, "round_prices")),
+    ("58e", "the whole context", with_fault(whole_context, THEORY, "round_prices")),
+    ("58f", "a hundredth more", with_fault(a_hundredth_more, PassSeconds, "context")),
+    ("58g", "cheaper tokens", instead("rises_with_batch", lambda own: own.draft.fixed > own.target.fixed)),
+    ("58h", "drafts of the whole context", instead("read_by_draft", lambda own: own.context)),
+    ("58j", "drafts of no context", instead("read_by_draft", lambda own: 0)),
+    ("58k", "half", instead("limit", lambda own: LIMIT(own) / 2)),
+    ("58l", "drafts of the whole context", instead("read_by_draft", lambda own: own.context)),
 ]
 
 
