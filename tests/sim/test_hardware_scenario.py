@@ -612,19 +612,3 @@ def test_verify_cost_is_used_only_by_batched_candidates() -> None:
 def test_invalid_shape_is_named_by_its_key(key: str) -> None:
     with pytest.raises(ParameterError, match=f"unknown {key} 'llama-2-7c'; did you mean llama-2-7b"):
         HardwareCost(**(ROOFLINE | {key: "llama-2-7c"}))
-
-
-# --- Context budgets of drafts ---
-
-
-def budgeted(**method: Any) -> dict[str, Any]:
-    """A table of a model that drafts for itself with a context budget, on 8 A100."""
-    return {
-        "scenario": {"name": "budgets", "tokens": 64},
-        "method": [{
-            "name": "self_speculative", "layers": 32, "exit_layer": 32, "draft_length": 3, "reuse": False, "context_budget": 512,
-            **method,
-        }],
-        "outcomes": {"kind": "iid", "acceptance_rate": 0.8},
-        "cost": {"kind": "roofline", "device": "a100", "shape": "llama-3.1-8b", "tensor_parallel": 8, "prompt": 8000},
-    }  # fmt: skip
