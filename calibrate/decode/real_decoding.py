@@ -244,7 +244,11 @@ def check_prompt(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: i
 
 
 def check_room(models: Mapping[str, Decoder], parameters: MethodParameters, prompt: int, tokens: int) -> None:
-    """Refuse a batch whose drafts can exceed a model's positions: all sequences draft as long as any of them does."""
+    """Refuse a context budget beyond prompt and tokens, and a batch whose drafts can exceed a model's positions.
+
+    All sequences of a batch draft as long as any of them does.
+    """
+    parameters.check_context(prompt + tokens)
     beyond = parameters.overrun
     for role, decoder in models.items() if beyond else ():
         if decoder.max_positions is not None and prompt + tokens - 1 + beyond > decoder.max_positions:

@@ -158,7 +158,7 @@ class EagleHead(DraftHead):
     def run(
         self, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, state: Tensor | None = None, *,
         batch: Batch | None = None, tree: tuple[int, ...] = (), seen: list[Tensor] | None = None,
-        between: Callable[[int], None] | None = None,
+        between: Callable[[int], None] | None = None, context_budget: int | None = None,
     ) -> Tensor:
         """See `Decoder.run`; `state` holds the states before the tokens."""
         import torch
@@ -167,7 +167,8 @@ class EagleHead(DraftHead):
             raise ParameterError(f"{self.name} drafts one token per pass, and reads no mask; set drafter = 'heads'")
         with torch.inference_mode():
             self._before = self.states_before(tokens, state)
-        return super().run(tokens, at, layers, rows, batch=batch, tree=tree, seen=seen, between=between)
+        more: Any = {"seen": seen, "between": between, "context_budget": context_budget}
+        return super().run(tokens, at, layers, rows, batch=batch, tree=tree, **more)
 
     def final_head_logits(self, states: Tensor) -> Tensor:
         """Return the logits of the target's head."""
@@ -212,7 +213,7 @@ class MedusaHeads(DraftHead):
     def run(
         self, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, state: Tensor | None = None, *,
         batch: Batch | None = None, tree: tuple[int, ...] = (), seen: list[Tensor] | None = None,
-        between: Callable[[int], None] | None = None,
+        between: Callable[[int], None] | None = None, context_budget: int | None = None,
     ) -> Tensor:
         """Return the states before the tokens, and that of the last one again for each mask: shape (tokens, hidden).
 

@@ -145,6 +145,8 @@ class KvRows:
         self.kv_only = False
         self.write_positions: WritePositions | None = None
         """Write positions of the current pass, if its sequences are at unequal positions."""
+        self.hidden: tuple[int, int] | None = None
+        """Rows that the current pass does not read, as the first one and the end; None: it reads all."""
 
     def copy(self) -> KvRows:
         """Return the rows that a sub-process starts with."""
@@ -161,7 +163,15 @@ class KvRows:
         found = held.write(keys, values) if at is None else held.write_each(keys, values, at)
         if self.kv_only:
             raise RowsWritten
-        return found
+        return found if self.hidden is None else self._visible(*found, *self.hidden)
+
+    @staticmethod
+    def _visible(keys: Tensor, values: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values without the rows from `first` on, up to `end`."""
+        import torch
+
+        kept = [torch.cat((each[:, :, :first], each[:, :, end:]), dim=2) for each in (keys, values)]
+        return kept[0], kept[1]
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Return the number of rows of a layer; named by the library."""

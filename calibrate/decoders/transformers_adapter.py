@@ -15,7 +15,7 @@ from calibrate.decoders.kv_rows import KvRows, RowsWritten, WritePositions
 from model.architectures import shape_configs
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
-from model.steps import Batch, LayerSpan
+from model.steps import Batch, LayerSpan, visible_positions
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,8 @@ class PassPositions(NamedTuple):
     """The architecture's encoding of the positions, for all layers."""
     write_positions: WritePositions | None = None
     """Write positions of the rows, if sequences are at unequal positions."""
+    hidden: tuple[int, int] | None = None
+    """Rows that a pass with a context budget leaves out, as the first one and the end; None: none."""
 
 
 def run_layers(layers: LayerSpan) -> list[int]:
@@ -134,13 +136,14 @@ class Decoder:
     def run(
         self, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, state: Tensor | None = None, *,
         batch: Batch | None = None, tree: tuple[int, ...] = (), seen: list[Tensor] | None = None,
-        between: Callable[[int], None] | None = None,
+        between: Callable[[int], None] | None = None, context_budget: int | None = None,
     ) -> Tensor:
         """Run layers on tokens from position `at` on (`model.steps.Forward`); return their states, shape (tokens, hidden).
 
         `state` is the output of earlier layers. Rows from `at` on are dropped first. Sequences of a batch are padded to the widest;
         padding is computed, but writes no rows. `seen` receives the state before each layer. `between` is called with the index of
-        each layer before it runs, and an exception from it ends the pass.
+        each layer before it runs, and an exception from it ends the pass. With a `context_budget` each sequence's tokens attend to
+        the rows of `model.steps.visible_positions` and to themselves, and the library's attention receives no others.
         """
         import torch
 
@@ -149,11 +152,11 @@ class Decoder:
             padding = None
             if batch is None or batch.aligned:
                 self._cut(rows, at, layers)
-                place = self._pass_positions(at, len(tokens) // count, tree, rows)
+                place = self._pass_positions(at, len(tokens) // count, tree, rows, context_budget)
             else:
                 padding = None if len({*batch.widths}) == 1 else self._padding(batch)
-                place = self._unequal_positions(batch, padding)
-            rows.write_positions = place.write_positions
+                place = self._unequal_positions(batch, padding, context_budget)
+            rows.write_positions, rows.hidden = place.write_positions, place.hidden
             if state is None:
                 hidden = self._begin(tokens, count, place, padding)
             else:
@@ -161,7 +164,7 @@ class Decoder:
             before: list[Tensor] | None = None if seen is None else []
             rows.kv_only = layers.kv_only
             hidden = self._through(run_layers(layers), hidden, place, rows, before, between)
-            rows.kv_only = False
+            rows.kv_only, rows.hidden = False, None
             for each in before or ():
                 assert seen is not None
                 seen.append(_flat(each, padding))
@@ -200,9 +203,15 @@ class Decoder:
             layer.length = min(layer.length, at)
             layer.ends = None
 
-    def _pass_positions(self, at: int, width: int, tree: tuple[int, ...], rows: KvRows) -> PassPositions:
+    def _pass_positions(
+        self, at: int, width: int, tree: tuple[int, ...], rows: KvRows, context_budget: int | None = None
+    ) -> PassPositions:
         import torch
 
+        if context_budget is not None and context_budget < at:
+            if tree or rows.at is not None:
+                raise ParameterError("context_budget must be left out for passes over several hypotheses; leave it out")
+            return self._limited_positions(at, width, context_budget)
         if not tree and rows.at is None:
             if self._last_positions is not None and self._last_positions[:2] == (at, width):
                 return self._last_positions[2]
@@ -227,7 +236,23 @@ class Decoder:
         positions = torch.tensor(held, device=self.device)[None]
         return PassPositions(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))
 
-    def _unequal_positions(self, batch: Batch, padding: Padding | None) -> PassPositions:
+    def _limited_positions(self, at: int, width: int, context_budget: int) -> PassPositions:
+        """Place tokens that attend to a part of the rows before them: these rows are left out of keys and values."""
+        import torch
+
+        if self.max_positions is not None and at + width > self.max_positions:
+            self._too_long(at + width)
+        first, latest = visible_positions(at, context_budget)
+        positions = torch.arange(at, at + width, device=self.device)[None]
+        held = torch.tensor([*first, *range(latest.start, at + width)], device=self.device)
+        mask = None
+        if width > 1:
+            mask = torch.ones(width, len(held), dtype=torch.bool, device=self.device).tril_(context_budget)[None, None]
+        return PassPositions(positions, mask, self._extras(positions, held), None, (first.stop, latest.start))
+
+    def _unequal_positions(
+        self, batch: Batch, padding: Padding | None, context_budget: int | None = None
+    ) -> PassPositions:
         """Place sequences at unequal positions. Rows are in order of position; each token attends to its sequence up to itself."""
         import torch
 
@@ -243,6 +268,9 @@ class Decoder:
             kept = padding.is_token
             written, numbers = positions[kept], numbers.expand_as(kept)[kept]
         mask = torch.arange(end, device=self.device) <= positions[:, None, :, None]
+        for index, at in enumerate(batch.positions):
+            first, latest = visible_positions(at, context_budget)
+            mask[index, :, :, first.stop : latest.start] = False
         ends = tuple([at + width for at, width in zip(batch.positions, batch.widths, strict=True)])
         spots = WritePositions(numbers, written, min(batch.positions), end, ends, kept)
         return PassPositions(positions, mask, self._extras(positions, end), spots)

@@ -359,8 +359,9 @@ class Real(Interpreter):
             tokens = self.to_vocabulary(role, tokens)
         seen: list[Tensor] | None = [] if step.compared else None
         states = decoder.run(
-            tokens, step.at, layers, rows, states, batch=step.batch, tree=step.tree, seen=seen, between=self.between
-        )
+            tokens, step.at, layers, rows, states, batch=step.batch, tree=step.tree, seen=seen, between=self.between,
+            context_budget=step.context_budget,
+        )  # fmt: skip
         cache.check(step, rows)
         return PassOutput(step, decoder, states, seen[-1] if seen else None)
 

@@ -104,7 +104,7 @@ class Graphs(Decoder):
     def run(
         self, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, state: Tensor | None = None, *,
         batch: Batch | None = None, tree: tuple[int, ...] = (), seen: list[Tensor] | None = None,
-        between: Callable[[int], None] | None = None,
+        between: Callable[[int], None] | None = None, context_budget: int | None = None,
     ) -> Tensor:
         """See `Decoder.run`; the result is a copy. All sequences must have equal widths and positions."""
         import torch
@@ -115,10 +115,12 @@ class Graphs(Decoder):
         count = 1 if batch is None else len(batch.sequences)
         width = len(tokens) // count
         why = "follows several hypotheses" if tree or rows.at is not None else "has a callback" if between is not None else ""
+        why = "has a context budget" if context_budget is not None else why
         if why or not self.replays(width):
             if self.replays(width):
                 self.separate_launches[why] += 1
-            return super().run(tokens, at, layers, rows, state, batch=batch, tree=tree, seen=seen, between=between)
+            more: Any = {"seen": seen, "between": between, "context_budget": context_budget}
+            return super().run(tokens, at, layers, rows, state, batch=batch, tree=tree, **more)
         end, numbers = at + width, run_layers(layers)
         self._check(end, count)
         with torch.inference_mode():

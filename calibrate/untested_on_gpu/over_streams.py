@@ -405,7 +405,8 @@ class Streams(Real):
         # Only a single-pass sub-process may verify several hypotheses: no pass continues from all of them.
         layers = step.layers
         tree = bool(step.tree) and not (layers.first == 0 and not step.heads and {*step.tree} == {-1})
-        if tree or step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.unit is not None:
+        other = step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.context_budget is not None
+        if tree or other or step.unit is not None:
             raise ParameterError("a run over streams supports only plain passes of one sequence; the algorithm uses others")
 
     def _borrowed(self, lane: _Lane, step: Forward) -> list[Any]:

@@ -366,7 +366,7 @@ class OverModels(Real):
         if step.layers.last != model.layers or step.layers.first:
             bound = f"{model.layers}, as {model.name} has, each pass through all of them"
             raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.layers.first}, {step.layers.last})")
-        if step.tree or step.batch or step.layers.gaps or step.layers.kv_only or step.compared:
+        if step.tree or step.batch or step.layers.gaps or step.layers.kv_only or step.compared or step.context_budget is not None:
             raise ParameterError(
                 "a run over processes with a model each supports only plain passes of one sequence; the algorithm uses others"
             )

@@ -385,7 +385,8 @@ class Parallel(Real):
         # Only a single-pass sub-process may verify several hypotheses: no pass continues from all of them.
         layers = step.layers
         tree = bool(step.tree) and not (single and layers.first == 0 and not step.heads and {*step.tree} == {-1})
-        if tree or step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.unit is not None:
+        other = step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.context_budget is not None
+        if tree or other or step.unit is not None:
             raise ParameterError("a run over processes supports only plain passes of one sequence; the algorithm uses others")
         if layers.last > self.pool.decoder.layers:
             bound = f"{self.pool.decoder.layers}, as {self.pool.decoder.name} has"

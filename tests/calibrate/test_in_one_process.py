@@ -99,6 +99,16 @@ EXACT: dict[str, tuple[Any, Any]] = {
         )
         for layer, skipped, first in ((LAYERS, 2, None), (LAYERS, 1, 0), (LAYERS - 1, 2, 1))
     },
+    **{
+        f"self-speculative {layer} within {budget}": (
+            self_speculative, self_speculative.Parameters(LAYERS, layer, 3, False, context_budget=budget),
+        )
+        for layer, budget in ((LAYERS, 1), (LAYERS, 6), (3, 5), (LAYERS, 1000))
+    },
+    **{
+        f"speculative within {budget}": (speculative, speculative.Parameters(LAYERS, 3, context_budget=budget, **SMALL))
+        for budget in (1, 6)
+    },
 }  # fmt: skip
 
 
@@ -699,7 +709,7 @@ class Choosing(Real):
 @pytest.mark.parametrize("method",
     ["speculative", "pearl", "pearl stopped", "amusd", "dsi",
      "tree of drawn tokens", "tree of likeliest tokens", "tree by confidence", "adaptive",
-     "hierarchical", "self-speculative", "self-speculative skipping"])
+     "hierarchical", "self-speculative", "self-speculative skipping", "self-speculative within 1", "speculative within 2"])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
     """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
     deep = method.startswith("tree")  # a round of a tree of depth 2 decodes three tokens
@@ -725,6 +735,10 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
         "self-speculative skipping": (
             self_speculative, self_speculative.Parameters(LAYERS, LAYERS, 2, False, skipped_layers=2, sampled=True),
         ),
+        "self-speculative within 1": (
+            self_speculative, self_speculative.Parameters(LAYERS, LAYERS, 2, False, sampled=True, context_budget=1),
+        ),
+        "speculative within 2": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, context_budget=2, **SMALL)),
     }
     module, parameters = choices[method]
     decoders = real_models.decoders("llama", "draft", "medium", seed=5)

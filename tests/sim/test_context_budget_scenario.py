@@ -17,6 +17,7 @@ OWN = {
 }  # fmt: skip
 MODEL = {"name": "speculative", "layers": 32, "draft_length": 3, "context_budget": 256, "sequences": 16}
 ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-3.1-8b", "tensor_parallel": 8, "prompt": 8000}
+WITH_DRAFT = {**ROOFLINE, "draft_shape": "llama-3.2-1b"}
 PROFILE = {
     "kind": "profile", "profile": "h100-llama-3.1-8b", "draft_profile": "h100-operations", "draft_shape": "llama-3.2-1b",
     "prompt": 8000,
@@ -35,7 +36,7 @@ def speedups(method: dict[str, Any], cost: dict[str, Any], **more: Any) -> float
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static", "lockstep"])
-@pytest.mark.parametrize(("method", "cost"), [(OWN, ROOFLINE), (MODEL, PROFILE), (MODEL, {**ROOFLINE, "draft_shape": "llama-3.2-1b"})])
+@pytest.mark.parametrize(("method", "cost"), [(OWN, ROOFLINE), (MODEL, PROFILE), (MODEL, WITH_DRAFT)])
 def test_views_agree_and_reading_less_is_faster_at_equal_acceptance(method: Any, cost: Any, batching: str) -> None:
     if batching == "static" and method is OWN:
         pytest.skip("a model that drafts for itself has no static batches")
@@ -53,9 +54,9 @@ def test_views_agree_and_reading_less_is_faster_at_equal_acceptance(method: Any,
 
 
 def test_a_draft_keeps_only_its_budget_in_memory() -> None:
-    cost = {**ROOFLINE, "draft_shape": "llama-3.2-1b"}
     shares = [
-        sim.run(tables({**MODEL, "context_budget": budget}, cost), views=["formula"])["memory_share"][0] for budget in (256, 8000)
+        sim.run(tables({**MODEL, "context_budget": budget}, WITH_DRAFT), views=["formula"])["memory_share"][0]
+        for budget in (256, 8000)
     ]
     assert shares[0] < shares[1]
 
@@ -76,11 +77,12 @@ def test_sweep_over_budgets() -> None:
         ({**OWN, "context_budget": 8025}, ROOFLINE, "context_budget must be at most 8024, .* got 8025; leave it out"),
         ({**OWN, "reuse": True}, ROOFLINE, "reuse must be false with context_budget=256"),
         ({**OWN, "exit_layer": 33}, ROOFLINE, "exit_layer must be between 1 and layers=32, got 33"),
-        ({"name": "adaptive", "layers": 32, "max_draft_length": 3, "context_budget": 256}, {**ROOFLINE, "draft_shape": "llama-3.2-1b"},
+        ({"name": "adaptive", "layers": 32, "max_draft_length": 3, "context_budget": 256}, WITH_DRAFT,
          "unknown key method.context_budget; known: batching"),
         ({**MODEL, "drafter": "heads"}, {**ROOFLINE, "draft_shape": "eagle3:llama-3.1-8b"},
          "context_budget must be left out with drafter='heads', got 256"),
-        (MODEL, {"kind": "unit", "cost_ratio": 0.1}, "context_budget needs costs that know the context, got 256 with cost.kind 'unit'"),
+        (MODEL, {"kind": "unit", "cost_ratio": 0.1},
+         "context_budget needs costs that know the context, got 256 with cost.kind 'unit'"),
         ({**OWN, "layers": 94, "exit_layer": 94}, {"kind": "engine", "law": "sglang-qwen3-235b-a22b", "prompt": 8000},
          "context_budget must make a pass of the target shorter"),
     ],
