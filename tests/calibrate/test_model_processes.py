@@ -21,6 +21,7 @@ from model.methods.dsi import algorithm as dsi
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
+from model.methods.ssd import algorithm as ssd
 from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps
 from tests.support import real_models
 from tests.support.real_models import DEPTHS
@@ -58,9 +59,16 @@ def models() -> Iterator[ModelProcesses]:
             for stop in amusd.DRAFT_STOPS for sampled in (False, True)
         ),
         (speculative, speculative.Parameters(LAYERS, 3, placement="separate", **SMALL)),
+        *(
+            (ssd, ssd.Parameters(LAYERS, 3, (3, 1, 2, 2), backup, sampled, **SMALL))
+            for backup in ssd.BACKUPS for sampled in (False, True)
+        ),
     ],
-    ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")),
-         *(f"amusd-{stop}-{how}" for stop in amusd.DRAFT_STOPS for how in ("greedy", "sampled")), "speculative"],
+    ids=[
+        *(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")),
+        *(f"amusd-{stop}-{how}" for stop in amusd.DRAFT_STOPS for how in ("greedy", "sampled")), "speculative",
+        *(f"ssd-{backup}-{how}" for backup in ssd.BACKUPS for how in ("greedy", "sampled")),
+    ],
 )
 def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
     for prompt, tokens in ((PROMPT, 24), ([7], 1)):
@@ -175,6 +183,27 @@ def test_draft_passes_are_requested_while_the_target_works(models: ModelProcesse
     OverModels(models).run(pearl.decode(pearl.Parameters(LAYERS, 2, **SMALL), [7], 12), 12)
     first = seen.index("target asked")
     assert seen[first : first + 6] == ["target asked", *["draft asked", "draft taken"] * 2, "target taken"]
+
+
+def test_branches_are_drafted_while_the_target_works(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole preparation of a round is requested between the target's pass and its read."""
+    seen: list[str] = []
+    ask, take = DistantModel.ask, DistantModel.take
+
+    def asking(model: DistantModel, *what: Any) -> None:
+        if what[0] == "pass":
+            seen.append(f"{model.role} {len(what[1])}")
+        ask(model, *what)
+
+    def taking(model: DistantModel) -> Any:
+        seen.append(f"{model.role} taken")
+        return take(model)
+
+    monkeypatch.setattr(DistantModel, "ask", asking)
+    monkeypatch.setattr(DistantModel, "take", taking)
+    OverModels(models).run(ssd.decode(ssd.Parameters(LAYERS, 1, (3, 2), **SMALL), [7], 12), 12)
+    first = seen.index("target 2")
+    assert seen[first : first + 6] == ["target 2", "draft 2", "draft taken", "draft 5", "draft taken", "target taken"]
 
 
 def headless() -> Steps:
