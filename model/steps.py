@@ -426,9 +426,25 @@ class DraftLimit(NamedTuple):
     """Ask how many tokens to draft in the round that begins. Answer: a whole number from 0 to `longest`.
 
     An interpreter of one decoding answers `longest`; a server that decodes many sequences answers by its policy.
+
+    Parameters
+    ----------
+    longest
+        Largest answer.
+    sizes
+        Drafted tokens by answer, where they differ: the answer for a tree is its levels. They increase from 0.
     """
 
     longest: int
+    sizes: tuple[int, ...] = ()
+
+    def within(self, tokens: int) -> int:
+        """Largest answer with at most this number of drafted tokens.
+
+        >>> [DraftLimit(2).within(tokens) for tokens in (0, 1, 5)], [DraftLimit(2, (0, 2, 6)).within(each) for each in (1, 5, 9)]
+        ([0, 1, 2], [0, 1, 2])
+        """
+        return min(bisect_right(self.sizes, tokens) - 1 if self.sizes else tokens, self.longest)
 
 
 class Continuation(NamedTuple):
@@ -497,6 +513,11 @@ class Commit(NamedTuple):
         by `len(tokens) - back`.
     sequence
         Number of the sequence, if the sequences of a batch commit separately.
+    ranks
+        Rank of each of `tokens` among the draft's candidates for its position, from 1; 0: none of them. Only of methods that draft
+        several candidates.
+    candidates
+        Number of these candidates, 0 where none were verified; as many as `ranks`.
     """
 
     kind: str
@@ -504,6 +525,8 @@ class Commit(NamedTuple):
     drafted: int | None = None
     back: int = 0
     sequence: int | None = None
+    ranks: tuple[int, ...] = ()
+    candidates: tuple[int, ...] = ()
 
 
 Step = Forward | Read | Lookup | DraftLimit | Fork | Join | Stop | Adopt | Commit

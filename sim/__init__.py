@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from sim.advice.advice import Advice
     from sim.advice.explained_speedup import Explanation
+    from sim.advice.situation import Inputs
+    from sim.maps.method_map import MethodMap
     from sim.reporting.report_document import ReportDocument
     from sim.serving.study import Study
 
@@ -34,8 +36,8 @@ _MODULES = {
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
 __all__ = [
-    "advise", "audit", "comparison", "environment", "explain", "grid", "listing", "report", "run", "schema", "serve", "theorems",
-    "trace",
+    "advise", "audit", "comparison", "environment", "explain", "grid", "listing", "method_map", "report", "run", "schema", "serve",
+    "theorems", "trace",
 ]  # fmt: skip
 
 
@@ -233,7 +235,8 @@ def advise(**said: Any) -> Advice:
     **said
         Keywords of `sim.advice.situation.Inputs`: model, gpu, tensor_parallel, gpus, draft, engine, engine_law, log (paths),
         acceptance (a number, a pair for an uncertain one, a list of cases, or text such as "0.6..0.7"), acceptance_by_position,
-        match_rate (a number, a pair, or text), batch, draft_length, context, slo_tpot_ms, lossy, dtype, weights, kernels, seed.
+        match_rate (a number, a pair, or text), rank_rates (rows of rates by rank, one for each depth), rank_drafts,
+        block_acceptance, batch, draft_length, context, slo_tpot_ms, lossy, dtype, weights, kernels, seed.
 
     Raises
     ------
@@ -244,21 +247,53 @@ def advise(**said: Any) -> Advice:
     >>> advice.verdict.startswith("K = 3 is fastest at 1 running sequence:")
     True
     """
+    from sim.advice import advice
+
+    return advice.advise(_inputs(said))
+
+
+def method_map(contexts: Sequence[int] | None = None, **said: Any) -> MethodMap:
+    """Compare all methods at each number of running sequences (`batch`) and each of these contexts, as `sim advise --map` does.
+
+    The result prints as the command does; it has `verdict`, `table` (a polars table), `cells` and `document()` (JSON).
+
+    Parameters
+    ----------
+    contexts
+        Cached positions of a sequence; default: 1024, 8192 and 65536, as far as the model was trained.
+    **said
+        Keywords of `advise` but context, rate and slo_tpot_ms.
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If something is wrong, or missing and has no default.
+
+    >>> found = method_map([1024], model="llama-3.1-8b", gpu="h100", draft="eagle3", rank_rates=[[0.6, 0.2]], batch=[1, 128])
+    >>> [cell.fastest.label for cell in found.cells]
+    ['trees', 'speculative']
+    """
+    from sim.maps import method_map as maps
+
+    return maps.method_map(_inputs(said), None if contexts is None else tuple(contexts))
+
+
+def _inputs(said: dict[str, Any]) -> Inputs:
+    """Inputs of advice, from keywords."""
     from dataclasses import fields
 
     from model.base import checks
-    from sim.advice import advice
     from sim.advice.situation import Inputs
 
     names = [field.name for field in fields(Inputs)]
     for name in said:
         if name not in names:
             raise checks.unknown("keyword", name, names)
-    for name in ("log", "batch", "draft_length", "acceptance_by_position"):
+    for name in ("log", "batch", "draft_length", "acceptance_by_position", "rank_rates", "block_acceptance"):
         value = said.get(name)
         if value is not None and not isinstance(value, tuple):
             said[name] = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    return advice.advise(Inputs(**said))
+    return Inputs(**said)
 
 
 def audit(claims: str | Path | Sequence[Mapping[str, Any]] | None = None, *, methods: Sequence[str] = ()) -> polars.DataFrame:

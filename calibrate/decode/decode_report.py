@@ -12,6 +12,7 @@ from typing import Any
 from model.interpret.account import Account
 from model.logs import read_log
 from model.logs.recorded_decoding import Decoding, drafting, plain_layer_passes, rounds_and_passes
+from model.logs.replay import parameters_of
 
 TOKEN_SOURCES: Mapping[str, tuple[str, str]] = {
     "draft": ("draft, accepted", "green"), "target": ("target", "bold cyan"), "token": ("target", "bold cyan"),
@@ -62,9 +63,14 @@ def _number(value: float) -> float | None:
 
 
 def summary(decodings: Sequence[Decoding], layers: int) -> dict[str, Any]:
-    """Totals of decodings: tokens, rounds, rates, passes and seconds (measured). `layers` is the depth of the target."""
+    """Totals of decodings: tokens, rounds, rates, passes and seconds (measured). `layers` is the depth of the target.
+
+    `acceptance_rate` is None where tokens are not tested one after another: in block verification, and in trees.
+    """
     rounds, account = rounds_and_passes(decodings)
     acceptance = drafting(rounds)
+    joint = any(parameters_of(each).joint_verification for each in decodings if each.rounds)
+    rates = {name: _number(getattr(acceptance, name)) for name in _RATES} | ({"acceptance_rate": None} if joint else {})
     tokens = sum(len(each.tokens) for each in decodings)
     seconds = math.fsum(each.seconds or 0.0 for each in decodings)
     by_role = {role: account.of(role).layer_passes for role in account.roles}
@@ -72,7 +78,7 @@ def summary(decodings: Sequence[Decoding], layers: int) -> dict[str, Any]:
     return {
         "tokens": tokens, "producers": dict(Counter(who for each in decodings for who in each.producers)),
         "rounds": [{"accepted": a, "drafted": d, "count": count} for (a, d), count in sorted(rounds.items())],
-        **{name: _number(getattr(acceptance, name)) for name in _RATES}, "passes": dict(account.passes_of), "layer_passes": by_role,
+        **rates, "joint_verification": joint, "passes": dict(account.passes_of), "layer_passes": by_role,
         "plain_layer_passes": plainly, "target_layer_passes_over_plain": by_role.get("target", 0) / plainly,
         "seconds": seconds, "tokens_per_s": tokens / seconds if seconds else None,
     }  # fmt: skip
@@ -192,9 +198,12 @@ def _lines(found: Mapping[str, Any], solid: str) -> Iterator[str]:
             yield f"{accepted:>4}{counts[accepted]:>6} {bar}".rstrip()
         total = sum(counts.values())
         length, of_drafted, of_tested = (_rate(found[name]) for name in _RATES)
+        tested = f"acceptance rate {of_tested} (accepted / tested)"
+        if found["joint_verification"]:
+            tested = "no acceptance rate of single tokens, which are verified jointly"
         yield (
             f"{found['tokens']} tokens in {total} rounds; mean acceptance length {length} (with the target's token), draft"
-            f" acceptance rate {of_drafted} (accepted / drafted), acceptance rate {of_tested} (accepted / tested)"
+            f" acceptance rate {of_drafted} (accepted / drafted), {tested}"
         )
     else:
         yield f"{found['tokens']} tokens"

@@ -2,7 +2,8 @@
 
 They read the commits in a log of `calibrate decode --log` or in the runs of `calibrate run`. Draft heads, a parallel draft, a draft
 model or a lookup may have drafted. Rates are conditional: of the j-th drafted token, where all before it were accepted. They
-are what a scenario takes as outcomes of kind `by-draft-position`. Where all probabilities of sampled drafts were read,
+are what a scenario takes as outcomes of kind `by-draft-position`. Of trees, rates are by rank and depth
+(`model.methods.tree.ranks_from_logs`), as a scenario's `by-depth`. Where all probabilities of sampled drafts were read,
 token-wise and block verification are compared on them (`verification_rates`).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +19,19 @@ from calibrate.decode.titled_table import NONE, RateTable
 from calibrate.decode.verification_rates import by_verification
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
 from model.logs import measured_runs, read_log
 from model.logs.recorded_decoding import Decoding
-from model.logs.replay import changed_settings
+from model.logs.replay import changed_settings, parameters_of
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.rounds import RoundPrices, Rounds, moments
 from model.methods.speculative import rates_from_logs
 from model.methods.speculative.rates_from_logs import ReplayedRounds
+from model.methods.tree import ranks_from_logs, tree_rounds
+from model.methods.tree.draft_trees import MAX_NODES
+from model.methods.tree.ranks_from_logs import RankCounts
 from model.outcomes.intervals import LEVEL
+from model.outcomes.rank_laws import RankRates
 
 
 def decodings_of_file(where: str) -> tuple[Decoding, ...] | None:
@@ -54,6 +61,17 @@ def tables(decodings: Sequence[Decoding]) -> Iterator[RateTable]:
         raise ParameterError("decodings must have drafted tokens for rates by draft position, got none that drafts")
     for name, group in groups.items():
         about = f"{name}; {len(group)} sequences"
+        if any(commit.ranks for each in group for commit in each.commits):
+            yield by_rank(ranks_from_logs.of_commits(commit for each in group for commit in each.commits), about)
+            found = predicted_by_rank(group, about)
+            if found is not None:
+                yield found
+            continue
+        if parameters_of(group[0]).ranks_by_depth:
+            raise ParameterError(
+                f"commits of {name} must hold the ranks of their tokens among the draft's candidates, and this record has none;"
+                " decode it again with --log"
+            )
         yield by_position(rounds_of(group), about)
         yield predicted(group, about)
         both = by_verification(group, about)
@@ -78,7 +96,7 @@ def rounds_of(decodings: Sequence[Decoding]) -> ReplayedRounds:
         at = 0
         for commit in each.commits:
             if commit.drafted is not None and commit.tokens:
-                checks.whole("drafted tokens of a round", commit.drafted, 0, MAX_DRAFT)
+                checks.whole("drafted tokens of a round", commit.drafted, 0, MAX_NODES if commit.ranks else MAX_DRAFT)
                 accepted = max(len(commit.tokens) - commit.back - 1, 0)
                 ended = commit.tokens[-1] in each.stop
                 rows.append((number, at, accepted if ended else commit.drafted, accepted))
@@ -102,6 +120,65 @@ def by_position(played: ReplayedRounds, about: str) -> RateTable:
     )
 
 
+def by_rank(counts: RankCounts, about: str) -> RateTable:
+    """Table of rates by rank and depth, with the line that a scenario takes."""
+    found = counts.rates
+    rows = tuple(
+        (depth + 1, rank + 1, *[float(part[depth, rank]) for part in found[:3]], int(found.trials[depth, rank]))
+        for depth, rank in np.argwhere(counts.offered > 0).tolist()
+    )
+    notes = [
+        "rate: the target's token is the draft's candidate of this rank, of the drafts that came to this depth and had one; low,"
+        f" high: {LEVEL:.0%} interval (Wilson)"
+    ]
+    if counts.complete:
+        notes.append(
+            f'as [outcomes]: kind = "by-depth"; rank_rates = {counts.rank_rates}; trials = {int(found.trials[0, 0])};'
+            ' source = "measured"'
+        )
+    columns = ("depth", "rank", "rate", "low", "high", "trials")
+    return RateTable(f"Ranks of the target's token by depth (measured; {about})", columns, rows, tuple(notes))
+
+
+def predicted_by_rank(decodings: Sequence[Decoding], about: str) -> RateTable | None:
+    """Table of tokens per round of trees, seen and predicted from rates by rank and depth; None if trees grow by confidence."""
+    parameters = parameters_of(decodings[0])
+    if not parameters.trees:
+        return None
+    rows = []
+    for name, (by, of) in _halves(decodings).items():
+        counts = ranks_from_logs.of_commits(commit for each in by for commit in each.commits)
+        seen = rates_from_logs.means(rounds_of(of))
+        ends = seen.rounds, seen.over_rounds, seen.rounds_low, seen.rounds_high
+        rates, widths = counts.rank_rates, parameters.ranks_by_depth
+        found = NONE
+        if len(rates) >= parameters.levels and all(len(row) >= most for row, most in zip(rates, widths, strict=False)):
+            lengths, count = np.unique([len(each.tokens) for each in of], return_counts=True)
+            rounds = [_rounds_of_tree(parameters, length, rates) for length in lengths.tolist()]
+            found = float(lengths @ count / (count @ np.array(rounds)))
+        rows.append((name, len(of), *ends, found, found / seen.over_rounds - 1 if found is not NONE else NONE))
+    notes = (
+        f"low, high: {LEVEL:.0%} interval of tokens per round over sequences; of: the sequences predicted, from the others",
+        "predicted: exact mean for independent rounds with the rates by rank and depth, drafts cut at the end",
+    )
+    return RateTable(f"Tokens per round (measured; {about}), and by the closed form", _PREDICTED, tuple(rows), notes)
+
+
+def _rounds_of_tree(parameters: Any, tokens: int, rates: Sequence[Sequence[float]]) -> float:
+    """Mean rounds of a tree of fixed shape."""
+    law, cost = RankRates([rates[: parameters.levels]]), UnitCost(parameters.layers, cost_ratio=0.0)
+    return float(tree_rounds.moments(parameters, tokens, law, tree_rounds.prices(parameters, cost, tokens)).rounds)
+
+
+def _halves(decodings: Sequence[Decoding]) -> dict[str, tuple[Sequence[Decoding], Sequence[Decoding]]]:
+    """Sequences that predict, and those that are predicted: all by all, and every second one by the others."""
+    halves = {"all": (decodings, decodings), "odd": (decodings[1::2], decodings[::2]), "even": (decodings[::2], decodings[1::2])}
+    return {name: both for name, both in halves.items() if all(both)}
+
+
+_PREDICTED = ("of", "sequences", "rounds", "tokens_per_round", "low", "high", "predicted", "error")
+
+
 def predicted(decodings: Sequence[Decoding], about: str) -> RateTable:
     """Table of tokens per round, seen and predicted: by the closed form for sequences of these lengths, from measured rates.
 
@@ -109,16 +186,13 @@ def predicted(decodings: Sequence[Decoding], about: str) -> RateTable:
     predict all.
     """
     rows = []
-    halves = {"all": (decodings, decodings), "odd": (decodings[1::2], decodings[::2]), "even": (decodings[::2], decodings[1::2])}
-    for name, (by, of) in halves.items():
-        if by and of:
-            rows.append((name, len(of), *_seen_and_predicted(rounds_of(by), of)))
+    for name, (by, of) in _halves(decodings).items():
+        rows.append((name, len(of), *_seen_and_predicted(rounds_of(by), of)))
     notes = (
         f"low, high: {LEVEL:.0%} interval of tokens per round over sequences; of: the sequences predicted, from the others",
         "predicted: exact mean for rounds that are independent with the rates by draft position, drafts cut at the end",
     )
-    columns = ("of", "sequences", "rounds", "tokens_per_round", "low", "high", "predicted", "error")
-    return RateTable(f"Tokens per round (measured; {about}), and by the closed form", columns, tuple(rows), notes)
+    return RateTable(f"Tokens per round (measured; {about}), and by the closed form", _PREDICTED, tuple(rows), notes)
 
 
 def _seen_and_predicted(by: ReplayedRounds, of: Sequence[Decoding]) -> tuple[int, float, float, float, float, float]:

@@ -22,7 +22,7 @@ from calibrate.family import model_directory
 from calibrate.interpreters.in_one_process import RandomDraws, Sampling, token_at
 from model.base import checks, json_and_parquet, strict_json
 from model.base.checks import ParameterError
-from model.logs.position_log import DRAFT, TARGET, PositionLog, save
+from model.logs.position_log import COLUMNS, DRAFT, PositionLog, save
 from model.steps import Batch, LayerSpan, ended
 
 if TYPE_CHECKING:
@@ -255,11 +255,12 @@ def _of_draft(
     made = made.view(len(written), width + tokens - 1, -1)[:, width - 1 :].reshape(len(written) * tokens, -1)[rows]
     names = [name for name in DRAFT if name not in ("draft_token", "accepted")]
     found: dict[str, Any] = {name: np.zeros(len(chosen), np.float32) for name in names}
-    found["draft_token"] = np.zeros(len(chosen), np.int64)
+    found |= {name: np.zeros(len(chosen), np.int64) for name in ("draft_token", "draft_rank")}
     for piece in _pieces(len(chosen)):
         logits = target.final_head_logits(states[piece]), draft.final_head_logits(made[piece])
         for name, values in _compared(*logits, chosen[piece], sampling).items():
             found[name][piece] = values
+        found["draft_rank"][piece] = _ranks(logits[1].float(), chosen[piece])
     agrees = found["draft_token"] == chosen.cpu().numpy()
     found["accepted"] = np.concatenate([_survivors(part) for part in np.split(agrees, np.cumsum(lengths)[:-1])])
     return found
@@ -303,8 +304,8 @@ def _survivors(agrees: Any) -> Any:
 def _table(found: Mapping[str, Any]) -> pl.DataFrame:
     import polars as pl
 
-    kinds = {"prompt": pl.Int32, "position": pl.Int32, "token": pl.Int32, "draft_token": pl.Int32}
-    order = [name for name in (*TARGET, *DRAFT) if name in found]
+    kinds = dict.fromkeys(("prompt", "position", "token", "draft_token", "draft_rank"), pl.Int32)
+    order = [name for name in COLUMNS if name in found]
     return pl.DataFrame([
         pl.Series(name, found[name]) if name not in kinds else pl.Series(name, found[name]).cast(kinds[name]) for name in order
     ])  # fmt: skip

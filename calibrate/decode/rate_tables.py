@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.decode import decoded_rounds
 from calibrate.decode.titled_table import NONE, RateTable
 from model.base import checks
 from model.base.checks import ParameterError
@@ -20,6 +21,7 @@ from model.methods.ngram.algorithm import Parameters
 from model.methods.ngram.lookup_rounds import moments
 from model.methods.rounds import RoundPrices
 from model.methods.speculative import rates_from_logs
+from model.methods.tree import ranks_from_logs
 from model.outcomes.intervals import LEVEL
 from model.outcomes.lookup_laws import Lookups
 
@@ -59,8 +61,6 @@ def tables_of_file(
         return [other_outputs(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
-    from calibrate.decode import decoded_rounds
-
     decodings = decoded_rounds.decodings_of_file(where)
     if decodings is not None:
         if matches is not None:
@@ -109,6 +109,9 @@ def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[
             yield from acceptance([each + 1 for each in log.column("accepted")], draft_lengths, cost_ratio, about)
         else:
             yield overlap_table(log, about)
+        if log.ranked:
+            counts = ranks_from_logs.of_positions(log.draft_ranks(), max(draft_lengths), max(candidates))
+            yield decoded_rounds.by_rank(counts, f"{about}; drafts from every position")
 
 
 def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -> RateTable:

@@ -185,14 +185,16 @@ def check_draft(method: str, parameters: MethodParameters, role: str, draft: Dec
         return
     if not reads:
         what = f"{role} must be a model for method {method} with these parameters, got {draft.name}"
-        raise ParameterError(f"{what}; give a model, or set drafter = 'heads' or 'parallel' of method speculative")
+        raise ParameterError(f"{what}; give a model, or set drafter = 'heads' or 'parallel' of method speculative or tree")
     if draft.drafts_in_one_pass != parameters.drafts_in_one_pass:
         per = "all tokens in one pass" if draft.drafts_in_one_pass else "one token per pass"
         drafter = "parallel" if draft.drafts_in_one_pass else "heads"
         raise ParameterError(f"drafter must be '{drafter}' with {draft.name}, which drafts {per}; set drafter, or give other heads")
-    if draft.longest_draft is not None and parameters.longest_draft > draft.longest_draft:
-        bound = f"draft_length must be at most {draft.longest_draft}, the heads of {draft.name}"
-        raise ParameterError(f"{bound}, got {parameters.longest_draft}; draft fewer, or train more heads")
+    depth = len(parameters.ranks_by_depth)  # of a tree, all of whose nodes at one depth are candidates of one head
+    longest, name = (depth, "draft_depth") if depth else (parameters.longest_draft, "draft_length")
+    if draft.longest_draft is not None and longest > draft.longest_draft:
+        bound = f"{name} must be at most {draft.longest_draft}, the heads of {draft.name}"
+        raise ParameterError(f"{bound}, got {longest}; draft fewer, or train more heads")
 
 
 def scheduled(method: str, settings: Mapping[str, Any], prompt: int, tokens: int) -> dict[str, Any]:

@@ -392,7 +392,8 @@ class Real(Interpreter):
             case "next":
                 return output.best(offset)
             case "top":
-                return output.logits[output.row(offset)].topk(step.width).indices.tolist()
+                row = output.logits[output.row(offset)]
+                return row.topk(min(step.width, len(row))).indices.tolist()
             case "sample":
                 return self._token_at(output.probabilities(offset, self.sampling), f"{output.step.role}: sample", output, offset)
             case "distinct":

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike
 
 from model.architectures.transformer import Shape
 from model.costs.pass_seconds import PassSeconds
-from model.engines import cells, kernel_times
+from model.costs.steady_prices import SteadyPrices
+from model.engines import cells, kernel_times, step_terms
 from model.engines.step_law import StepLaw
 from model.hardware.cost_models import Hardware, WithEngineOverhead
 from model.hardware.interpolation import NONE, Estimate, Floats
@@ -107,3 +108,38 @@ def with_law(cost: PassSeconds, law: StepLaw) -> PassSeconds:
 
     models = {role: replaced(model) for role, model in cost.hardware_models.items()}
     return replace(cost, hardware_models=models, verification=law.coefficients.get("round", 0.0))
+
+
+def steady_prices(law: StepLaw, sequences: ArrayLike, context: ArrayLike, draws: int = 0) -> SteadyPrices:
+    """Prices of passes with these numbers of running sequences and cached positions, by the law [s].
+
+    Parameters
+    ----------
+    law
+        Step law.
+    sequences, context
+        Running sequences and cached positions of each cell, shape (cells,); nan: unknown (`kernel_times.USUAL_CONTEXT`).
+    draws
+        Number of draws of the coefficients, the first ones of the law, and again from the first where it has fewer; 0: the most
+        likely coefficients, as one draw.
+
+    >>> from model.engines import step_law
+    >>> law = step_law.load("vllm-llama-3.1-8b-eagle3-h100")
+    >>> steady_prices(law, [1, 8], [1000, 1000], draws=5).verify(2).shape
+    (5, 2)
+    """
+    number, where = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (sequences, context)))
+    drawn = {name: law.draws[name] for name in law.coefficients} if draws else {
+        name: np.array([value]) for name, value in law.coefficients.items()
+    }  # fmt: skip
+    columns = {name: each[np.arange(draws or 1) % each.size][:, None] for name, each in drawn.items()}
+    shape = (draws or 1, number.size)
+
+    def seconds(width: int) -> Floats:
+        step = kernel_times.step_shape(law.kernels, number, 0 * number + (width - 1), 0 * number, where)
+        return np.broadcast_to(step_terms.target_seconds(columns, step, law.experts), shape)
+
+    alone = kernel_times.step_shape(law.kernels, number, 0 * number, 0 * number, where)
+    drafting = np.broadcast_to(step_terms.draft_seconds(columns, alone), shape)
+    overhead = columns.get("step", np.zeros(1)) + columns.get("sequence", np.zeros(1)) * number
+    return SteadyPrices(seconds, drafting, overhead, step_terms.prompt_seconds(columns, cells.served(law.unit, number)))

@@ -71,8 +71,13 @@ DRAFT: Mapping[str, str] = {
     "distance": "the target's cross-entropy with respect to the draft's likeliest token [nats]",
     "accepted": "accepted tokens of a greedy draft that starts here",
 }  # fmt: skip
+RANK: Mapping[str, str] = {"draft_rank": "rank of the target's token among the draft's likeliest tokens, from 1"}
+"""Column of logs with a draft; logs of earlier versions lack it."""
+COLUMNS: Mapping[str, str] = {**TARGET, **DRAFT, **RANK}
 COLUMNS_BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
-INTEGER_COLUMNS = ("prompt", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted")
+INTEGER_COLUMNS = (
+    "prompt", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted", "draft_rank",
+)  # fmt: skip
 UNBOUNDED_COLUMNS = (*INTEGER_COLUMNS, "distance")
 """Columns without an upper bound; all others are probabilities or cosines."""
 ROUNDING_TOLERANCE = 1e-3
@@ -83,7 +88,8 @@ ROUNDING_TOLERANCE = 1e-3
 class PositionLog:
     """Position log.
 
-    `table` has the columns `TARGET` and, if a draft model was logged, `DRAFT`; columns by layer are arrays of length `layers`.
+    `table` has the columns `TARGET` and, if a draft model was logged, `DRAFT` and `RANK`; columns by layer are arrays of length
+    `layers`.
     `header` describes its origin: models with checksums, prompts, number of tokens, sampling, versions.
 
     >>> log = bundled()
@@ -98,13 +104,13 @@ class PositionLog:
         missing = [name for name in TARGET if name not in self.table.columns]
         if missing:
             raise ParameterError(f"a decision log must have column {missing[0]}, got {', '.join(self.table.columns)}")
-        present = [name for name in DRAFT if name in self.table.columns]
-        if present and len(present) < len(DRAFT):
-            lacking = next(name for name in DRAFT if name not in present)
+        present = [name for name in (*DRAFT, *RANK) if name in self.table.columns]
+        lacking = next((name for name in DRAFT if name not in present), None)
+        if present and lacking is not None:
             raise ParameterError(f"a decision log with a draft must have column {lacking} too")
         for name in self.table.columns:
-            if name not in {**TARGET, **DRAFT}:
-                raise ParameterError(f"unknown column {name} of a decision log; {checks.nearest(name, {**TARGET, **DRAFT})}")
+            if name not in COLUMNS:
+                raise ParameterError(f"unknown column {name} of a decision log; {checks.nearest(name, COLUMNS)}")
         if not self.table.height:
             raise ParameterError("a decision log must have at least one row")
         if present and not self.header.get("draft"):
@@ -124,7 +130,7 @@ class PositionLog:
             if values.dtype.kind not in kind or values.shape != (column.len(), *width) or 0 in values.shape:
                 numbers = f"{'whole numbers' if name in INTEGER_COLUMNS else 'numbers'}{', one for each layer' if width else ''}"
                 raise ParameterError(f"column {name} must be {numbers}, none missing, got {column.dtype}; log it again")
-            low = 1 if name == "rank_common" else -1 if name == "saturation" else 0
+            low = 1 if name in ("rank_common", "draft_rank") else -1 if name == "saturation" else 0
             high = np.inf if name in UNBOUNDED_COLUMNS else 1
             # Probabilities are sums of rounded numbers. A probability of 0 gives an infinite distance.
             bad = np.isnan(values) | (values < low - ROUNDING_TOLERANCE) | (values > high + ROUNDING_TOLERANCE)
@@ -196,6 +202,17 @@ class PositionLog:
         if not self.drafted:
             raise ParameterError("this log was made without a draft; make one with --draft")
         return self.by_sequence(self.table[name].to_numpy())
+
+    @property
+    def ranked(self) -> bool:
+        """True if the log holds the ranks of the target's tokens among the draft's likeliest."""
+        return "draft_rank" in self.table.columns
+
+    def draft_ranks(self) -> list[Integers]:
+        """Ranks of the target's tokens among the draft's likeliest, from 1; one array (positions,) per sequence."""
+        if self.drafted and not self.ranked:
+            raise ParameterError("this log has no column draft_rank, the ranks among the draft's tokens; log it again")
+        return self.column("draft_rank")
 
     def first_tokens(self, sequences: list[NDArray[Any]], tokens: int) -> NDArray[Any]:
         """First `tokens` values of all sequences that are long enough, shape (sequences, tokens)."""
@@ -269,7 +286,7 @@ def document(header: Mapping[str, Any], table: pl.DataFrame) -> dict[str, Any]:
     if lacking:
         raise ParameterError(f"the description of a decision log must have {lacking[0]}")
     kept = {name: header[name] for name in _HEADER}
-    columns = {name: {**TARGET, **DRAFT}[name] for name in table.columns}
+    columns = {name: COLUMNS[name] for name in table.columns}
     return {"schema_version": VERSION, "part": PART, **kept, "columns": columns, "rows": table.height}
 
 

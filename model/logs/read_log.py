@@ -36,7 +36,7 @@ from model.base import checks, json_and_parquet, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.interpret.account import Account, Kind
 from model.logs.recorded_decoding import AnsweredRead, Decoding, ModelIdentity, Question
-from model.steps import Commit, Continuation, Read
+from model.steps import DISTINCT, LIKELIEST, Commit, Continuation, Read
 
 if TYPE_CHECKING:
     import polars as pl
@@ -46,6 +46,8 @@ PARTS = ("own",)
 KINDS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
 NUMBERS = ("probability", "uniform", "residual_mass", "confidence", "saturation", "distance")
 """Kinds of reads whose answer is a number."""
+SEVERAL = (LIKELIEST, DISTINCT)
+"""Kinds of reads whose answer is a list of tokens."""
 UNITS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("decoding", "order"), "1"), "kind": "name", "role": "name",
@@ -59,6 +61,8 @@ class _Commit(TypedDict):
     drafted: int | None
     back: int
     sequence: NotRequired[int | None]
+    ranks: NotRequired[list[int]]
+    candidates: NotRequired[list[int]]
 
 
 class _Passes(TypedDict):
@@ -183,7 +187,7 @@ def _answered(row: Mapping[str, Any]) -> AnsweredRead:
     elif kind == "beams":
         answer = [Continuation(*each) for each in zip(row["tokens"], row["follows"], row["scores"], strict=True)]
     else:
-        answer = row["tokens"] if kind == "top" else row["tokens"][0]
+        answer = row["tokens"] if kind in SEVERAL else row["tokens"][0]
     hypotheses = tuple((each["token"], each["score"]) for each in row["hypotheses"] or ())
     asked = Question(
         kind, row["role"], row["layer"], row["position"], row["sequence"], row["token"], row["at"], tuple(row["tail"]),
@@ -241,14 +245,26 @@ def _decoding_row(name: str, decoding: Decoding) -> dict[str, Any]:
 
 
 def _commit_row(commit: Commit) -> dict[str, Any]:
-    """Fields of a commit; `sequence` only if the sequences of a batch commit separately."""
+    """Fields of a commit; `sequence` only if the sequences of a batch commit separately, ranks only if there are some."""
     row = commit._asdict()
-    number = row.pop("sequence")
-    return row if number is None else {**row, "sequence": number}
+    return {key: value for key, value in row.items() if key not in _OPTIONAL or value not in (None, ())}
+
+
+_OPTIONAL = ("sequence", "ranks", "candidates")
 
 
 def _commit(row: Mapping[str, Any]) -> Commit:
-    return Commit(row["kind"], tuple(row["tokens"]), row["drafted"], row["back"], row.get("sequence"))
+    tokens, ranks, candidates = (tuple(row.get(name, ())) for name in ("tokens", "ranks", "candidates"))
+    if ranks or candidates:
+        for name, values in (("ranks", ranks), ("candidates", candidates)):
+            if len(values) != len(tokens):
+                raise ParameterError(f"{name} of a commit must be one for each of {len(tokens)} tokens, got {len(values)}")
+            for value in values:
+                checks.whole(f"{name} of a commit", value, 0)
+        for rank, most in zip(ranks, candidates, strict=True):
+            if rank > most:
+                raise ParameterError(f"ranks of a commit must be at most {most}, the candidates, got {rank}")
+    return Commit(row["kind"], tokens, row["drafted"], row["back"], row.get("sequence"), ranks, candidates)
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

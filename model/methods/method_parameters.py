@@ -172,6 +172,16 @@ class MethodParameters(TableRecord):
         """Reserved units that are dedicated to models other than the target."""
         return 0
 
+    def devices(self, units: int, tensor_parallel: int) -> int:
+        """Number of devices in `units`: `tensor_parallel` per unit of the target, one per separate unit of a smaller model.
+
+        >>> from model.methods.pearl.algorithm import Parameters
+        >>> Parameters(32, 3).devices(2, 4)
+        5
+        """
+        single = min(self.separate_units, max(units - 1, 0))
+        return (units - single) * tensor_parallel + single
+
     @property
     def target_replicas(self) -> int:
         """Units that each hold the whole target, with separate caches, and make its passes."""

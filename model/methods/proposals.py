@@ -27,6 +27,13 @@ class Known:
         True if methods whose output differs from the target's are wanted too.
     independent_draft
         True if the draft is a model of its own; False for a head, which needs the target's states, and for an unknown draft.
+    parallel_draft
+        True if one pass of the draft drafts all tokens of a round.
+    rank_rates
+        By depth of a draft, the probabilities that the target's token is the draft's first, second, ... candidate, if the tokens
+        before are right; None: unknown.
+    block_rates
+        Conditional acceptance rates by draft position under block verification; None: unknown.
     """
 
     layers: int
@@ -36,6 +43,9 @@ class Known:
     match_rate: float | None = None
     lossy: bool = False
     independent_draft: bool = True
+    parallel_draft: bool = False
+    rank_rates: tuple[tuple[float, ...], ...] | None = None
+    block_rates: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,10 @@ class Proposal:
     outcomes: Mapping[str, Any] = field(default_factory=dict)
     assumed: str = ""
     """What the proposal assumes, as printed text."""
+    setting: str = ""
+    """The parameters that distinguish the proposal from the method's others, as printed text."""
+    variant: str = ""
+    """Name of the variant of the method, if proposals of several variants are compared; empty: the method's own name."""
 
 
 PROPOSED_TOKENS = 128
@@ -53,7 +67,10 @@ PROPOSED_TOKENS = 128
 
 
 class Proposals(NamedTuple):
-    """Proposals of a method; without any, what is missing (empty: the method is not for advice)."""
+    """Proposals of a method; without any, what is missing (empty: the method is not for advice).
+
+    Their number and order do not depend on rates, so that the same proposal can be evaluated with other rates.
+    """
 
     made: tuple[Proposal, ...] = ()
     missing: str = ""

@@ -150,12 +150,18 @@ class Method:
     claim_formula: Callable[[ClaimTerms], Limit] | None = None
     """Speed-up of the paper's formula with the terms of a claim, if that is smaller than the bound."""
 
+    steady_state: Callable[..., Any] | None = None
+    """Time per token in the long run: (parameters, laws, `SteadyPrices`), shape (laws, cells) [s]."""
+
     def predict_points(self, points: PredictionPoints[Any]) -> Prediction:
         """Expectations at many points; arrays with one value per point."""
         return predict_separately(self.predict, points) if self.predict_together is None else self.predict_together(points)
 
 
-OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula", "claim_bound", "claim_formula")
+OPTIONAL = (
+    "work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula", "claim_bound", "claim_formula",
+    "steady_state",
+)  # fmt: skip
 
 
 def method(name: str) -> Method:

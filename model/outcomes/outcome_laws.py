@@ -128,6 +128,23 @@ class Iid(Chain):
             yield np.less(tile, rate, out=buffer[: len(tile)])
 
 
+def constant_rates(laws: Sequence[object], label: str) -> Floats:
+    """Return the rates of independent outcomes, shape (laws, 1): all that matters far from the beginning and the end of a decoding.
+
+    >>> constant_rates([Iid(0.5), Iid(0.8)], "PEARL").tolist()
+    [[0.5], [0.8]]
+    """
+    rates = []
+    for law in laws:
+        if not isinstance(law, Iid):
+            raise checks.ParameterError(
+                f"the law of outcomes for {label} must be of one rate at every position (kind 'iid') for its time per token in"
+                f" the long run, got {type(law).__name__}; predict a number of tokens instead"
+            )
+        rates.append([float(law.rate)])
+    return np.array(rates)
+
+
 class ByPosition(Chain):
     """Independent successes with probability `rates[j]` at position j.
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from model.outcomes.lookup_laws import outcomes_after
 from model.serving.request_outcomes import LOOKUP, RequestOutcomes
 from model.serving.server import Sequences, ServerRequest, StepDrafts
 from model.serving.step_prices import LayerShare
-from model.steps import Commit, DraftLimit, Forward, Lookup, Read, Steps
+from model.steps import Commit, DraftLimit, Fork, Forward, Join, Lookup, Read, Steps
 
 Integers = NDArray[np.int64]
 
@@ -49,6 +49,9 @@ class Drafter:
         sequences that drafted nothing run them in the verification.
     separate
         True if the draft is on a device of its own.
+    concurrent
+        True if tokens are drafted during the target's pass, which verifies those drafted in the step before, as in
+        `model.methods.pearl`. The draft is then on a device of its own.
     """
 
     passes: Callable[[int], int]
@@ -57,6 +60,7 @@ class Drafter:
     depth: int = 0
     continues: bool = False
     separate: bool = False
+    concurrent: bool = False
 
     def __call__(self, length: int) -> int:
         """Draft passes of a step whose longest draft has `length` tokens.
@@ -79,8 +83,9 @@ def own_layers(run: int, depth: int, *, continues: bool) -> Drafter:
 MODEL, HEADS = Drafter(lambda length: length), Drafter(lambda length: length, keeps_up=True)
 PARALLEL, NONE = Drafter(lambda length: min(length, 1), keeps_up=True), Drafter(lambda length: 0)
 SEPARATE_MODEL = replace(MODEL, separate=True)
+CONCURRENT_MODEL = replace(SEPARATE_MODEL, concurrent=True)
 """A draft model and draft heads, with a pass for each token; a parallel draft, with one for all; drafts that no model makes;
-and a draft model on a device of its own."""
+and a draft model on a device of its own, which drafts before the target's pass or during it."""
 
 
 class Arrays:
@@ -106,6 +111,8 @@ class Arrays:
         self._table: Integers = np.zeros((most, 64), dtype=np.int64)
         self._looked_up_at: Integers = np.zeros(most, dtype=np.int64)
         self._kept: Integers = np.zeros(0, dtype=np.int64)
+        self._waiting: Integers = np.zeros(most, dtype=np.int64)
+        """Drafted tokens that the next pass verifies, if drafts are made during passes of the target."""
 
     def start(self, request: ServerRequest, row: int) -> None:
         """See `model.serving.server.Decodings`."""
@@ -115,7 +122,7 @@ class Arrays:
             wider[:, : self._table.shape[1]] = self._table
             self._table = wider
         self._table[row, : found.size] = found
-        self._looked_up_at[row] = 0
+        self._looked_up_at[row] = self._waiting[row] = 0
 
     def first_tokens(self, each: Sequences) -> None:
         """See `model.serving.server.Decodings`."""
@@ -132,6 +139,8 @@ class Arrays:
             asked = limits > 0
             self._looked_up_at[each.rows[asked]] = each.done[asked]
             return StepDrafts(drafted, [])
+        if self.drafter.concurrent:
+            return self._during_verification(each, limits, here)
         self._kept = np.minimum(here, limits)
         longest = int(limits.max())
         if self.layers is not None:
@@ -155,6 +164,15 @@ class Arrays:
         for low, high in reversed([*pairwise(steps)]):
             found.append((high - low, int(np.count_nonzero(own >= high))))
         return tuple(LayerShare(layers / depth, count, count) for layers, count in found)
+
+    def _during_verification(self, each: Sequences, limits: Integers, right: Integers) -> StepDrafts:
+        """Verify the tokens that wait, and draft after them; the first of the new ones is verified too."""
+        waiting = np.minimum(self._waiting[each.rows], limits)
+        made = np.minimum(each.left - 1 - waiting, limits)
+        self._kept = np.minimum(right, waiting)
+        self._waiting[each.rows] = np.where(right > waiting, np.maximum(made - 1, 0), 0)
+        counts = [int(np.count_nonzero(made > index)) for index in range(int(made.max()))]
+        return StepDrafts(waiting, counts, separate=True, concurrent=True)
 
     def _by_own_layers(self, limits: Integers, passes: int) -> StepDrafts:
         drafter = self.drafter
@@ -180,13 +198,23 @@ class Arrays:
         """See `model.serving.server.Decodings`."""
 
 
+class _SubProcess(NamedTuple):
+    """A sub-process that has ended: its value and its cache."""
+
+    value: Any
+    cache: Cache
+    ended: bool = True
+
+
 class _RunningDecoding:
     """One request as a generator, up to the pass that it asks for next."""
 
-    __slots__ = ("cache", "home", "output", "request", "step", "steps", "unit", "world")
+    __slots__ = ("cache", "drafting", "home", "output", "request", "step", "steps", "unit", "world")
 
     def __init__(self, request: ServerRequest, steps: Steps, world: World) -> None:
         self.request, self.steps, self.world = request, steps, world
+        self.drafting = 0
+        """Draft passes of sub-processes since the last pass of the target: they are made during the next one."""
         self.unit = self.home = 0
         """Units of the pass that it asks for, and of the target's last one; a process begins on the first."""
         self.output: list[int] = []
@@ -240,10 +268,50 @@ class _RunningDecoding:
                 case DraftLimit():
                     self.step = step
                     return
+                case Fork():
+                    answer = self._forked(step, self.cache)
+                case Join():
+                    answer = tuple(each.value for each in step.tasks)
                 case _:
-                    raise ParameterError(
-                        f"a server decodes methods without sub-processes, and this one asks for {type(step).__name__}"
-                    )
+                    raise _unserved(f"asks for {type(step).__name__}")
+
+    def _forked(self, step: Fork, parent: Cache) -> tuple[_SubProcess, ...]:
+        """Run sub-processes to their ends: they draft during the target's pass, and their round waits for all that they draft."""
+        heirs_of = step.heirs_of or (None,) * len(step.bodies)
+        return tuple(
+            self._to_its_end(body, (parent if of is None else of.cache).copy())
+            for body, of in zip(step.bodies, heirs_of, strict=True)
+        )
+
+    def _to_its_end(self, body: Steps | Forward, cache: Cache) -> _SubProcess:
+        if isinstance(body, Forward):
+            raise _unserved("verifies or drafts in sub-processes of a single pass")
+        answer: Any = None
+        while True:
+            try:
+                step = body.send(answer)
+            except StopIteration as end:
+                return _SubProcess(end.value, cache)
+            match step:
+                case Read():
+                    answer = self.world.read(step)
+                case Forward() if step.role != "target":
+                    cache.write(step)
+                    self.drafting += 1
+                    answer = step
+                case Fork():
+                    answer = self._forked(step, cache)
+                case Join():
+                    answer = tuple(each.value for each in step.tasks)
+                case _:
+                    raise _unserved(f"asks for {type(step).__name__} in a sub-process")
+
+
+def _unserved(what: str) -> ParameterError:
+    """Refusal of a method whose sub-processes are not those of a step of the engine."""
+    return ParameterError(
+        f"a server decodes methods whose sub-processes draft during a pass of the target that waits for them, and this one {what}"
+    )
 
 
 def _shares_of(running: Sequence[_RunningDecoding]) -> tuple[LayerShare, ...]:
@@ -293,17 +361,23 @@ class Generators:
         running = [self._of[number] for number in each.requests.tolist()]
         for decoding, limit in zip(running, limits.tolist(), strict=True):
             if isinstance(decoding.step, DraftLimit):
-                decoding.advance(min(limit, decoding.step.longest))
+                decoding.advance(decoding.step.within(limit))
         passes: list[int] = []
         share, separate = 0.0, False
         while waiting := [decoding for decoding in running if decoding.drafts]:
-            passes.append(len(waiting))
+            passes.append(sum(max(each.asked.heads, 1) if each.asked.tree else 1 for each in waiting))
             for decoding in waiting:
                 if decoding.asked.role == "target":
                     share = decoding.asked.layers.size / decoding.world.layers
                 separate |= decoding.apart
                 decoding.advance(decoding.step)
         drafted = np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64)
+        during = [decoding.drafting for decoding in running]
+        for decoding in running:
+            decoding.drafting = 0
+        if any(during):
+            passes = [sum(count > index for count in during) for index in range(max(during))]
+            return StepDrafts(drafted, passes, separate=True, concurrent=True)
         return StepDrafts(drafted, passes, share, _shares_of(running), separate)
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:

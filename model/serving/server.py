@@ -42,6 +42,8 @@ class StepDrafts(NamedTuple):
     """Parts of the target's layers that not all sequences run in its pass."""
     separate: bool = False
     """True if these passes are on a device of the draft's own."""
+    concurrent: bool = False
+    """True if these passes are made during that of the target, which verifies tokens drafted in the step before."""
 
 
 class Sequences(NamedTuple):
@@ -177,7 +179,8 @@ class Server:
         verifying = self.prices.target(over)
         if rounds.separate and rounds.drafts:
             self._busy = verifying, seconds
-            self._seconds = seconds + 2 * self.prices.link + verifying
+            drafting = seconds + 2 * self.prices.link
+            self._seconds = max(drafting, verifying) if rounds.concurrent else drafting + verifying
         else:
             self._seconds = seconds + verifying
             self._busy = self._seconds, 0.0

@@ -251,7 +251,8 @@ class Advice:
         for row, column in itertools.product(range(len(choice.batches)), range(len(choice.draft_lengths))):
             found = {
                 "method": METHOD if choice.draft_lengths[column] else PLAIN, "acceptance": case.acceptance.text,
-                "batch": int(choice.batches[row]), "draft_length": choice.draft_lengths[column],
+                "setting": setting_of(choice.draft_lengths[column]), "batch": int(choice.batches[row]),
+                "draft_length": choice.draft_lengths[column],
                 "speedup": float(choice.speedups[row, column]), "speedup_low": float(low[row, column]),
                 "speedup_high": float(high[row, column]), "tpot_ms": float(tpot[row, column]),
                 "tokens_per_s_per_gpu": float(rate[row, column]), "gpus": parallel, "exact": True,
@@ -445,6 +446,11 @@ def _refuse_impossible_slo(said: Situation, cases: Sequence[AcceptanceCase]) -> 
             f" ({1e3 * point:.3g} ms, {min(said.batches)} running), got {said.slo:g} ms; take a smaller batch, a faster device or"
             " more --tensor-parallel"
         )
+
+
+def setting_of(draft_length: int) -> str:
+    """Draft length as printed text; empty for plain decoding."""
+    return f"K = {draft_length}" if draft_length else ""
 
 
 def _about(value: float) -> str:

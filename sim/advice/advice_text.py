@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -17,6 +18,7 @@ from sim.advice.other_methods import NO_SPREAD
 if TYPE_CHECKING:
     from model.serving.arrivals import Arrivals
     from sim.advice.advice import AcceptanceCase, Advice
+    from sim.advice.situation import Evidence
 
 WIDTH = 118
 MOST_LENGTHS = 10
@@ -37,17 +39,17 @@ def text(advice: Advice, width: int = WIDTH) -> str:
     others = _other_methods(advice)
     console.print("\nother methods" if others else "")
     for line in others:
-        _bullet(console, line, width)
+        bullet(console, line, width)
     for shown in _alternatives(advice):
         console.print(shown)
     console.print("\nwhat would overturn it")
     for line in _overturn(advice):
-        _bullet(console, line, width)
+        bullet(console, line, width)
     console.print("\nrests on")
-    for line in _rests_on(advice):
-        _bullet(console, line, width)
+    for line in rests_on(advice.situation.rests_on):
+        bullet(console, line, width)
     for note in (*advice.situation.notes, *advice.others.notes):
-        _bullet(console, f"note: {note}", width)
+        bullet(console, f"note: {note}", width)
     out: Any = console.file
     return str(out.getvalue()).rstrip() + "\n"
 
@@ -68,7 +70,8 @@ def _of_arrivals(arrivals: Arrivals) -> Table:
     return table
 
 
-def _bullet(console: Console, line: str, width: int) -> None:
+def bullet(console: Console, line: str, width: int) -> None:
+    """Print a line of a list, indented where it goes on."""
     for part in textwrap.wrap(line, width - 2, initial_indent="  ", subsequent_indent="    "):
         console.print(part, soft_wrap=True)
 
@@ -93,15 +96,15 @@ def _of_case(advice: Advice, case: AcceptanceCase) -> Table:
         cells = [f"{choice.speedups[row, 1 + at]:.2f}{_mark(case, row, 1 + at)}" for at in range(len(lengths))]
         shown = best or 1 + int(choice.losses[row, 1:].argmin())
         span = f"{low[row, shown]:.2f} to {high[row, shown]:.2f}"
-        table.add_row(f"{batch:g}", *cells, span, _number(tpot[0]), _number(tpot[best]) if best else "plain", _number(rate[0]),
-                      _number(rate[best]) if best else "plain")  # fmt: skip
+        table.add_row(f"{batch:g}", *cells, span, number(tpot[0]), number(tpot[best]) if best else "plain", number(rate[0]),
+                      number(rate[best]) if best else "plain")  # fmt: skip
     return table
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """A number with three digits, without an exponent.
 
-    >>> _number(3.8541), _number(8190.2)
+    >>> number(3.8541), number(8190.2)
     ('3.85', '8,190')
     """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -119,12 +122,13 @@ def _other_methods(advice: Advice) -> list[str]:
     lines = []
     for name, row in list(found.items())[:MOST_OTHERS]:
         agreement = "" if row["exact"] else "; not exact: agreement with the target unknown"
+        label = ", ".join(filter(None, (registry.label(name, short=True), row["setting"])))
         known = row["speedup_low"] is not None
         span = f" ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})" if known else f" (no interval: {NO_SPREAD})"
         lines.append(
-            f"{registry.label(name, short=True)}: {row['speedup']:.2f}x{span} with {row['batch']} running on {row['gpus']}"
-            f" GPU{'s' if row['gpus'] > 1 else ''}, TPOT {_number(row['tpot_ms'])} ms,"
-            f" {_number(row['tokens_per_s_per_gpu'])} tok/s/GPU{agreement}"
+            f"{label}: {row['speedup']:.2f}x{span} with {row['batch']} running on {row['gpus']}"
+            f" GPU{'s' if row['gpus'] > 1 else ''}, TPOT {number(row['tpot_ms'])} ms,"
+            f" {number(row['tokens_per_s_per_gpu'])} tok/s/GPU{agreement}"
         )
     reasons: dict[str, list[str]] = {}
     for name, why in advice.others.left_out:
@@ -148,7 +152,7 @@ def _alternatives(advice: Advice) -> list[Any]:
         at_load = [each for each in advice.alternatives if each.running == load]
         for each in [each for place, each in enumerate(at_load) if place < MOST_USES or each.asked]:
             mark = "> " if each.asked else "  "
-            table.add_row(f"{load}", mark + each.option, _number(each.tpot_ms), _number(each.tokens_per_s_per_gpu))
+            table.add_row(f"{load}", mark + each.option, number(each.tpot_ms), number(each.tokens_per_s_per_gpu))
     return [table]
 
 
@@ -172,10 +176,10 @@ def _overturn(advice: Advice) -> list[str]:
     return lines
 
 
-def _rests_on(advice: Advice) -> list[str]:
+def rests_on(inputs: Sequence[Evidence]) -> list[str]:
     """A line for each input; the terms of a law with the same source share one."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for each in advice.situation.rests_on:
+    for each in inputs:
         term = each.input in PRIORS
         lines.setdefault((each.kind, each.source), []).append(each.input if term else f"{each.input} {each.value}")
     return [f"{kind}: {', '.join(inputs)} ({source})" for (kind, source), inputs in lines.items()]

@@ -75,6 +75,35 @@ def numbers(name: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
         raise ParameterError(f"{name} must be comma-separated {what}, got {checks.shown(text)}") from None
 
 
+def positions(name: str, text: str | None) -> tuple[int, ...] | None:
+    """Comma-separated numbers of positions, where k means 1,024, or None.
+
+    >>> positions("contexts", "1k, 8k,500"), positions("contexts", None)
+    ((1024, 8192, 500), None)
+    """
+    if text is None:
+        return None
+    found = [re.fullmatch(r"\s*([0-9]{1,12})(k?)\s*", each, re.IGNORECASE) for each in text.split(",")]
+    if not all(found):
+        raise ParameterError(f"{name} must be comma-separated whole numbers, such as 1k,8k,64k (k: 1024), got {checks.shown(text)}")
+    return tuple(int(each[1]) * (1024 if each[2] else 1) for each in found if each is not None)
+
+
+def rank_table(name: str, text: str | None) -> tuple[tuple[float, ...], ...] | None:
+    """Rates by rank, separated by commas, for each depth, separated by slashes, or None.
+
+    >>> rank_table("rank_rates", "0.6,0.2/0.5,0.2"), rank_table("rank_rates", None)
+    (((0.6, 0.2), (0.5, 0.2)), None)
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(tuple(float(each) for each in row.split(",")) for row in text.split("/"))
+    except ValueError:
+        what = "comma-separated rates by rank, such as 0.6,0.2,0.1, and a slash between depths"
+        raise ParameterError(f"{name} must be {what}, got {checks.shown(text)}") from None
+
+
 def single(values: tuple[int, ...] | None) -> int | tuple[int, ...] | None:
     """The only one of several values, or all of them.
 

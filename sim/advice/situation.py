@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from model.advice import acceptance_draws
+from model.advice import acceptance_draws, rank_draws
 from model.advice.acceptance_draws import AcceptanceDraws
+from model.advice.rank_draws import RankDraws
 from model.architectures import draft_heads, layer_parts, published_shapes
 from model.architectures.longest_contexts import longest_context
 from model.architectures.transformer import Shape
@@ -82,6 +83,12 @@ class Inputs:
     prompt: float | None = None
     output: float | None = None
     """Mean tokens of prompts and outputs, with `rate`."""
+    rank_rates: tuple[tuple[float, ...], ...] | None = None
+    """Rates by depth and rank of a draft's candidates; a single row holds at every depth."""
+    rank_drafts: int | None = None
+    """Drafts that `rank_rates` were counted in; None: they are taken as exact."""
+    block_acceptance: tuple[float, ...] | None = None
+    """Conditional acceptance rates by draft position under block verification."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +119,10 @@ class Situation:
         Draws of the rate at which an early candidate is the final token; None: unknown.
     served
         What the log says of its server; None: unknown.
+    ranks
+        Rates by depth and rank of a draft's candidates; None: unknown.
+    block_rates
+        Conditional acceptance rates by draft position under block verification; None: unknown.
     rests_on, notes
         Sources of all inputs; remarks.
     """
@@ -134,6 +145,12 @@ class Situation:
     served: ServedSettings | None = None
     rests_on: tuple[Evidence, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    ranks: RankDraws | None = None
+    block_rates: tuple[float, ...] | None = None
+
+    def at(self, context: int | None) -> Situation:
+        """The same situation with another context."""
+        return replace(self, context=context)
 
     @property
     def slo(self) -> float | None:
@@ -186,7 +203,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     shape = None if name is None else _shape(name, dtype, said.weights)
     device = None if gpu is None else devices.device(gpu)
     context = _context(said, record, rests)
-    _check_longest(context, name, shape, draft, notes)
+    check_longest(context, name, shape, draft, notes)
     parallel = _tensor_parallel(said, given, shape, device, context, draft, dtype, notes)
     gpus = parallel if said.gpus is None else said.gpus
     if gpus < parallel:
@@ -205,12 +222,12 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         rests.append(Evidence("draft", draft, f"its shape; kernels as the model's{_drafter(draft)}", "assumed"))
     elif draft is None and given is None:
         notes.append("no draft is named: a pass of it takes the time of a prior, which is wide; --draft narrows the answer")
-    cases = _cases(said, record, law, rests, notes)
+    ranks = _ranks(said, rests)
+    cases = _cases(said, record, law, ranks, rests, notes)
+    block = _block_rates(said, cases, rests, notes)
     capacity = None
     if shape is not None and device is not None:
-        capacity = memory_limit.largest_batch(
-            shape, device, context=context or USUAL_CONTEXT, tensor_parallel=parallel, draft=memory_limit.draft_shape(draft, dtype)
-        )
+        capacity = _capacity(shape, device, context, parallel, draft, dtype)
         rests.append(Evidence(
             "memory", f"{capacity:,} sequences of {context or USUAL_CONTEXT:,} positions fit", f"{device.name}: {device.source}",
             "published" if device.published else "assumed",
@@ -223,8 +240,24 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         rests.append(Evidence("match_rate", text, "--match-rate", "assumed"))
     return Situation(
         said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, draft, cases, notes), context,
-        parallel, gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes),
+        parallel, gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes), ranks, block,
     )  # fmt: skip
+
+
+def capacity_at(said: Situation, context: int | None) -> int | None:
+    """Largest number of sequences of this context that fit the memory; None: unknown."""
+    if said.shape is None or said.gpu is None:
+        return None
+    dtype = said.said.dtype if said.law.kernels is None else said.law.kernels.dtype
+    return _capacity(said.shape, devices.device(said.gpu), context, said.tensor_parallel, said.draft, dtype)
+
+
+def _capacity(
+    shape: Shape, device: devices.Device, context: int | None, parallel: int, draft: str | None, dtype: str | None
+) -> int:
+    return memory_limit.largest_batch(
+        shape, device, context=context or USUAL_CONTEXT, tensor_parallel=parallel, draft=memory_limit.draft_shape(draft, dtype)
+    )
 
 
 def _agreed(option: str, said: str | None, of_law: str | None) -> str | None:
@@ -343,7 +376,9 @@ def _drafter(draft: str) -> str:
     return '; drafter = "heads": a pass for each drafted token' if draft_heads.is_head(draft) else ""
 
 
-def _check_longest(context: int | None, name: str | None, shape: Shape | None, draft: str | None, notes: list[str]) -> None:
+def check_longest(
+    context: int | None, name: str | None, shape: Shape | None, draft: str | None, notes: list[str], option: str = "--context"
+) -> None:
     """Note a context beyond the positions that the model or a draft model was trained for; refuse one beyond a table of positions.
 
     Rotary positions can be stretched, and checkpoints of one shape differ, so that a larger context may be meant.
@@ -353,7 +388,7 @@ def _check_longest(context: int | None, name: str | None, shape: Shape | None, d
     for role, each in (("", name), ("the draft ", draft)):
         most = None if each is None else longest_context(each)
         if most is not None and most < context and not role and shape is not None and shape.positions:
-            raise ParameterError(f"--context must be at most {most:,}, those of the table of positions of {each}, got {context:,}")
+            raise ParameterError(f"{option} must be at most {most:,}, those of the table of positions of {each}, got {context:,}")
         if most is not None and context > most and not (role and draft_heads.is_head(str(each))):
             notes.append(
                 f"a context of {context:,} positions is beyond the {most:,} that {role}{published_shapes.label(str(each))} was"
@@ -499,8 +534,41 @@ def _of_law(
         notes.append("the law is of throughput: TPOT and speed-up contain prompts that are processed in between")
 
 
+def _ranks(said: Inputs, rests: list[Evidence]) -> RankDraws | None:
+    """Rates by depth and rank, as said; None: not said."""
+    if said.rank_rates is None:
+        if said.rank_drafts is not None:
+            raise ParameterError(f"--rank-drafts is the number of drafts of --rank-rates, got {said.rank_drafts} alone; give both")
+        return None
+    found = rank_draws.of_rates(said.rank_rates, said.rank_drafts, seed=said.seed)
+    counted = "" if said.rank_drafts is None else f", counted in {said.rank_drafts:,} drafts"
+    rests.append(Evidence("acceptance by rank", found.text + counted, "--rank-rates", "assumed"))
+    return found
+
+
+def _block_rates(
+    said: Inputs, cases: Sequence[AcceptanceDraws], rests: list[Evidence], notes: list[str]
+) -> tuple[float, ...] | None:
+    """Acceptance under block verification, as said; None: not said."""
+    if said.block_acceptance is None:
+        return None
+    found = checks.array("block_acceptance", said.block_acceptance, 0, 1)
+    if not 1 <= found.size <= acceptance_draws.MOST_POSITIONS:
+        raise ParameterError(f"block_acceptance must have 1 to {acceptance_draws.MOST_POSITIONS} rates, got {found.size}")
+    text = ", ".join(f"{each:.3g}" for each in found) + " by draft position"
+    rests.append(Evidence("acceptance by block", text, "--block-acceptance", "assumed"))
+    by_token = np.cumprod(cases[0].draws, axis=1).min(axis=0)[: found.size]
+    below = np.cumprod(found[: by_token.size]) < by_token * (1 - 1e-9)
+    if np.any(below):
+        notes.append(
+            f"acceptance by block is below that by token at draft position {int(below.argmax()) + 1}, which no draft has on the"
+            " same inputs (Sun et al., arXiv:2403.10444): --block-acceptance and the acceptance by token may be of different inputs"
+        )
+    return tuple(found.tolist())
+
+
 def _cases(
-    said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence], notes: list[str]
+    said: Inputs, record: AcceptanceRecord | None, law: StepLaw, ranks: RankDraws | None, rests: list[Evidence], notes: list[str]
 ) -> tuple[AcceptanceDraws, ...]:
     """Acceptance of each case: as said, of the log, or of the law.
 
@@ -534,6 +602,8 @@ def _cases(
                 " the K that the engine ran with, or --acceptance"
             )
         found = (acceptance_draws.of_record(record, "--log", seed=said.seed),)
+    elif ranks is not None:
+        found = (ranks.of_first("--rank-rates"),)
     else:
         of_law = acceptance_draws.of_law(law)
         if of_law is None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from model.base import strict_json
+from model.base.checks import ParameterError
+
+if TYPE_CHECKING:
+    from sim.advice.situation import Inputs
 
 QUIET_S = 2.0
 """Seconds after which a line on the standard error says that it is still working."""
@@ -54,6 +58,17 @@ def advise(
     acceptance_by_position: Annotated[
         str | None, typer.Option("--acceptance-by-position", help="Conditional rates by draft position: 0.8,0.7,0.6.")
     ] = None,
+    rank_rates: Annotated[
+        str | None,
+        typer.Option("--rank-rates", help="Rates by rank of a tree's candidates: 0.6,0.2,0.1; / between depths. Also acceptance."),
+    ] = None,
+    rank_drafts: Annotated[
+        int | None, typer.Option("--rank-drafts", help="Drafts that --rank-rates were counted in. Default: they are exact.")
+    ] = None,
+    block_acceptance: Annotated[
+        str | None,
+        typer.Option("--block-acceptance", help="Conditional rates by draft position under block verification: 0.8,0.8."),
+    ] = None,
     match_rate: Annotated[
         str | None,
         typer.Option("--match-rate", help="Rate at which an early candidate is the final token, for PPD: 0.5, or 0.4..0.6."),
@@ -79,6 +94,12 @@ def advise(
     settings: Annotated[
         str | None, typer.Option(help="Print the lines that set this engine: vllm, sglang or tensorrt-llm.")
     ] = None,
+    map_: Annotated[
+        bool, typer.Option("--map", help="Map instead: the fastest of all methods for each --batch and each of --contexts.")
+    ] = False,
+    contexts: Annotated[
+        str | None, typer.Option(help="Contexts of a --map, k: 1024. Default: 1k,8k,64k, as far as the model was trained.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="NAME", help="Write NAME.json, for `sim report`, and the figure NAME.svg.")
     ] = None,
@@ -98,10 +119,12 @@ def advise(
     sim advise --engine-law sglang-qwen3-235b-a22b --rate 12 --prompt 1000 --output 250
 
     sim advise --model llama-3.1-70b --gpu h100 --gpus 4 --acceptance 0.7 --match-rate 0.55 --slo-tpot 20ms
+
+    sim advise --model llama-3.1-8b --gpu h100 --draft eagle3 --rank-rates 0.6,0.2,0.1 --map --batch 1,16 --contexts 1k,8k
     """
     from sim.advice import engine_settings
     from sim.advice.advice import advise as advised
-    from sim.advice.option_values import milliseconds, numbers, single
+    from sim.advice.option_values import milliseconds, numbers, positions, rank_table, single
     from sim.advice.situation import Inputs
     from sim.runs.environment import versions
 
@@ -117,11 +140,19 @@ def advise(
         acceptance_by_position=numbers("acceptance_by_position", acceptance_by_position, float), match_rate=match_rate,
         batch=numbers("batch", batch, int), draft_length=numbers("draft_length", draft_length, int), context=context,
         slo_tpot_ms=milliseconds("slo_tpot", slo_tpot), lossy=lossy, dtype=dtype, weights=weights, kernels=kernels, seed=seed,
-        rate=rate, prompt=prompt, output=output,
+        rate=rate, prompt=prompt, output=output, rank_rates=rank_table("rank_rates", rank_rates), rank_drafts=rank_drafts,
+        block_acceptance=numbers("block_acceptance", block_acceptance, float),
     )  # fmt: skip
+    if contexts is not None and not map_:
+        raise ParameterError("--contexts are those of a map; add --map, or give one --context")
+    if map_:
+        if settings is not None:
+            raise ParameterError(f"--settings are of one method, got {settings} with --map; leave one out")
+        _map(said, positions("contexts", contexts), start, out, as_json=as_json)
+        return
     found = advised(said, progress=lambda what: _progress(start, what))
     document: dict[str, Any] = found.document() | {"command": ["sim", "advise", *sys.argv[2:]], "versions": versions()}
-    written = [] if out is None else _write(found, document, out)
+    written = [] if out is None else _write_files(document, found.figure(), out)
     if as_json:
         print(strict_json.dumps(document, indent=2))
     elif settings is not None:
@@ -131,17 +162,34 @@ def advise(
         print("".join(f"{path}\n" for path in written), end="")
 
 
+def _map(said: Inputs, contexts: tuple[int, ...] | None, start: float, out: Path | None, *, as_json: bool) -> None:
+    """Print a map over all methods."""
+    from sim.maps.method_map import method_map
+    from sim.runs.environment import versions
+
+    found = method_map(said, contexts, progress=lambda what: _progress(start, what))
+    document: dict[str, Any] = found.document() | {"command": ["sim", "advise", *sys.argv[2:]], "versions": versions()}
+    written = []
+    if out is not None:
+        from figures.of_load import method_cells
+
+        written = _write_files(document, method_cells.draw(method_cells.cells_of(found.rows), title=found.subject), out)
+    print(strict_json.dumps(document, indent=2) if as_json else found, end="\n" if as_json else "")
+    print("" if as_json else "".join(f"{path}\n" for path in written), end="")
+
+
 def _progress(start: float, what: str) -> None:
     if time.monotonic() - start > QUIET_S:
         print(f"{what} ...", file=sys.stderr)
 
 
-def _write(found: Any, document: dict[str, Any], out: Path) -> list[Path]:
+def _write_files(document: dict[str, Any], figure: Any, out: Path) -> list[Path]:
+    """Write a document and its figure next to each other."""
     import figures
     from model.base import whole_files
 
     base = out.with_suffix("") if out.suffix in (".json", ".svg") else out
     paths = [base.with_name(f"{base.name}.{ending}") for ending in ("json", "svg")]
-    for path, text in zip(paths, (strict_json.dumps(document, indent=2) + "\n", figures.svg(found.figure())), strict=True):
+    for path, text in zip(paths, (strict_json.dumps(document, indent=2) + "\n", figures.svg(figure)), strict=True):
         whole_files.write_text(path, text)
     return paths

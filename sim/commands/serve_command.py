@@ -67,7 +67,9 @@ def serve(
     burstiness: Annotated[float, typer.Option(help="Coefficient of variation of the gaps between arrivals; 1: Poisson.")] = 1.0,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle; may be repeated."),
+        typer.Option(
+            help="off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle, pearl:K; may be repeated."
+        ),
     ] = None,
     requests: Annotated[
         int | None, typer.Option(help="Requests of a run. Default: 200 or more, 8 for each that runs; all of a trace.")
@@ -120,7 +122,7 @@ def serve(
     sim serve --engine-law sglang-qwen3-235b-a22b --rate 2,4,8,12 --policy off --policy static:3 --policy schedule -o load
 
     sim serve --model llama-3.1-70b --gpu h100 --tensor-parallel 4 --draft llama-3.2-1b --placement separate --link 20us
-    --acceptance 0.7 --concurrency 8,64 --policy off --policy static:4
+    --acceptance 0.7 --concurrency 8,64 --policy off --policy static:4 --policy pearl:4
 
     sim serve --engine-law vllm-llama-3.1-8b-eagle3-h100 --trace AzureLLMInferenceTrace_conv.csv --policy off --policy sglang
     """
@@ -158,7 +160,7 @@ def serve(
         max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len, milliseconds("slo_ttft", slo_ttft),
         milliseconds("slo_tpot", slo_tpot), DraftPlacement(placement, link, draft_gpu),
     )  # fmt: skip
-    if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_draft, inputs.policies)):
+    if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_acceptance, inputs.policies)):
         inputs = replace(inputs, policies=(*inputs.policies, policies.OWN))  # what it gains is printed with it
     found = study.serve(inputs, progress, by_context=out is not None)
     document: dict[str, Any] = found.document() | {"command": ["sim", "serve", *sys.argv[2:]], "versions": versions()}

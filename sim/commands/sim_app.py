@@ -53,6 +53,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 
 _SCHEMAS = {
     "scenarios": ("sim.scenarios.json_schema", "of_scenarios"), "advise": ("sim.advice.advice_schema", "schema"),
+    "map": ("sim.maps.map_schema", "schema"),
     "audit": ("sim.commands.audit_command", "schema"), "explain": ("sim.advice.explained_speedup", "json_schema"),
     "load": ("sim.serving.serving_schema", "of_scenarios"), "serve": ("sim.serving.serving_schema", "of_output"),
 }  # fmt: skip
@@ -619,7 +620,7 @@ app.command("serve", cls=DocumentedCommand)(guarded(serve_command.serve))
 def schema(
     what: Annotated[
         str,
-        typer.Argument(help="scenarios, load (those with [load]), or the command of a --json: advise, audit, explain or serve."),
+        typer.Argument(help="scenarios, load (those with [load]), or a --json: advise, map, audit, explain or serve."),
     ] = "scenarios",
     methods: Methods = None,
 ) -> None:

@@ -301,8 +301,7 @@ class Case:
 
     def devices(self, units: int) -> int:
         """Number of devices in `units`: `tensor_parallel` per unit of the target, one per separate unit of a smaller model."""
-        single = min(self.parameters.separate_units, max(units - 1, 0))
-        return (units - single) * self.tensor_parallel + single
+        return self.parameters.devices(units, self.tensor_parallel)
 
     @cached_property
     def contention(self) -> str | None:

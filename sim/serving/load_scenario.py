@@ -31,7 +31,7 @@ from sim.serving import study
 from sim.serving.draft_placement import DraftPlacement
 from sim.serving.study import ServingInputs
 
-RESULTS_VERSION = 3
+RESULTS_VERSION = 4
 """Increased when the same scenario would give other numbers or columns: kept runs of another version are not resumed."""
 MOST_POINTS = 1000
 """Most combinations of the axes."""
@@ -159,8 +159,8 @@ class ServedBy:
     Parameters
     ----------
     policies
-        Policies side by side: off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle; methods with
-        their settings, such as 'early-exit:{"exit_layer":24}'.
+        Policies side by side: off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, schedule, dspark, oracle, pearl:K;
+        methods with their settings, such as 'early-exit:{"exit_layer":24}'.
     max_num_seqs, max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len
         As the options of engines; `num_blocks` by default as the memory holds, `max_model_len` the model's context.
     replicas, router

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
+from model.methods import registry
 from model.methods.draft_model import MAX_DRAFT
 from model.serving import draft_policies
 from model.serving.draft_policies import DraftPolicy
@@ -30,11 +31,14 @@ KINDS = {
     "schedule": "schedule, the best draft lengths by running sequences in closed form, as `--settings` prints them",
     "dspark": "dspark, or dspark:K at most: drafted tokens are admitted by their survival",
     "oracle": "oracle, or oracle:K at most: knows what will be accepted; no engine can",
+    "pearl": "pearl:K, K tokens drafted during each pass of the target, with --placement separate",
     **{kind: f"{text}" for kind, text in served_methods.EXAMPLES.items()},
 }  # fmt: skip
 _DIGITS = re.compile("[0-9]{1,9}")
 OWN = "schedule"
 """The policy that follows the schedule in closed form."""
+CONCURRENT = "pearl"
+"""The policy that drafts during the target's passes."""
 MOST = 8
 """Largest draft length of policies that choose, unless they are given one, or acceptance is known for fewer."""
 
@@ -51,6 +55,8 @@ class PolicyName:
     make: Make
     method: MethodSettings | None = None
     """Settings of a method of its own; None: a chain from the draft."""
+    concurrent: bool = False
+    """True if tokens are drafted during the target's pass."""
 
     @property
     def kind(self) -> str:
@@ -72,10 +78,19 @@ class Surroundings(NamedTuple):
 
 
 def uses_draft(text: str) -> bool:
-    """True if a policy needs the draft, whose acceptance must then be known.
+    """True if a policy needs the draft.
 
-    >>> [uses_draft(text) for text in ("off", "static:3", 'early-exit:{"exit_layer":8}')]
-    [False, True, False]
+    >>> [uses_draft(text) for text in ("off", "static:3", 'early-exit:{"exit_layer":8}', 'tree:{"shape":"chain"}')]
+    [False, True, False, True]
+    """
+    return uses_acceptance(text) or text.partition(":")[0] in served_methods.BY_THE_DRAFT
+
+
+def uses_acceptance(text: str) -> bool:
+    """True if a policy drafts chains, whose acceptance must be known; other methods have outcomes of their own.
+
+    >>> [uses_acceptance(text) for text in ("off", "static:3", 'early-exit:{"exit_layer":8}', 'tree:{"shape":"chain"}')]
+    [False, True, False, False]
     """
     kind = text.partition(":")[0]
     return kind != "off" and kind not in served_methods.KINDS
@@ -91,14 +106,19 @@ def named(text: str, known: int | None = None) -> PolicyName:
     if kind in served_methods.KINDS:
         settings = served_methods.settings_of(kind, rest, text)
         return PolicyName(text, settings.longest, lambda *_: draft_policies.Static(settings.longest), settings)
-    alone, needing = kind in ("off", OWN), kind in ("static", "vllm")
+    alone, needing = kind in ("off", OWN), kind in ("static", "vllm", CONCURRENT)
     if kind not in KINDS or (alone and colon) or (needing and not rest) or (colon and not rest):
-        raise ParameterError(f"policy must be {'; '.join(KINDS.values())}; got {checks.shown(text)}")
+        raise ParameterError(f"policy must be {'; '.join(KINDS.values())}; got {checks.shown(text)}{_about(kind)}")
     if kind == "off":
         found = PolicyName(text, 0, lambda *_: draft_policies.Static(0))
     elif kind == "static":
         length = _whole(rest, text)
         found = PolicyName(text, length, lambda *_: draft_policies.Static(length))
+    elif kind == CONCURRENT:
+        length = _whole(rest, text)
+        checks.whole(f"draft length of policy {text}", length, 1, (MAX_DRAFT + 1) // 2)
+        # The acceptance of the first drafted token holds at every position.
+        return PolicyName(text, length, lambda *_: draft_policies.Static(length), concurrent=True)
     elif kind == "vllm":
         ranges: Any = _json(rest, text)
         policy = draft_policies.BatchSchedule(ranges)
@@ -116,6 +136,18 @@ def named(text: str, known: int | None = None) -> PolicyName:
     return found
 
 
+def _about(kind: str) -> str:
+    """What to say of the name of a method that is no policy.
+
+    >>> _about("ppd"), _about("speculative"), _about("fast")
+    (': servers do not decode it, `sim run ppd` decodes one request', ', which is policy static', '')
+    """
+    if kind in _SERVED_AS:
+        return f", which is policy {_SERVED_AS[kind]}"
+    return f": servers do not decode it, `sim run {kind}` decodes one request" if kind in registry.names() else ""
+
+
+_SERVED_AS = {"autoregressive": "off", "speculative": "static", "self_speculative": "self-speculative", "early_exit": "early-exit"}
 _CHOOSING: dict[str, Callable[[int], Make]] = {
     "schedule": lambda longest: lambda of: draft_policies.BatchSchedule([tuple(each) for each in of.ranges]),
     "goodput": lambda longest: lambda of: draft_policies.Goodput(longest, of.prices, of.draft_passes),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,15 @@ from model.methods.draft_model import MAX_DRAFT
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.tree import algorithm as tree
+from model.methods.tree.draft_trees import by_depth, require_rates
+from model.methods.tree.theory import expected_tokens
 from model.outcomes.lookup_laws import Lookups
+from model.outcomes.rank_laws import RankRates
 from model.serving import decodings
-from model.serving.decodings import Drafter
-from model.serving.request_outcomes import LOOKUP
+from model.serving.decodings import Arrays, Drafter
+from model.serving.request_outcomes import LOOKUP, RequestOutcomes
+from model.serving.tree_drafts import ServedTree, TreeArrays, TreeOutcomes
 from sim.advice.option_values import acceptance_of
 
 Integers = NDArray[np.int64]
@@ -32,7 +38,7 @@ ACCEPT = "accept"
 
 
 class ServedMethod(NamedTuple):
-    """How a method is served."""
+    """How a method is served; a tree is drafted by the draft of the server."""
 
     outcome: str
     """`accept` or `lookup`."""
@@ -41,6 +47,14 @@ class ServedMethod(NamedTuple):
     drafter: Drafter
     layers: tuple[Integers, int] | None = None
     """Layers of the token after each number of generated ones, and the depth; None: all."""
+    tree: tree.Parameters | None = None
+    """Tree that is drafted; None: a chain."""
+
+    def decodings(self, outcomes: RequestOutcomes, most: int, drafter: Drafter) -> Arrays:
+        """Decodings of the requests with these outcomes, at most `most` at once."""
+        if self.tree is None:
+            return Arrays(outcomes, most, drafter, self.layers)
+        return TreeArrays(outcomes, most, ServedTree(self.tree), drafter)
 
 
 @dataclass(frozen=True)
@@ -177,17 +191,83 @@ class SkippedLayers:
         return ServedMethod(ACCEPT, _nothing, decodings.NONE, (np.array(skipdecode.schedule(own, output)), layers))
 
 
-MethodSettings = SelfDrafts | LookupDrafts | FixedExit | SkippedLayers
+@dataclass(frozen=True)
+class DraftTrees:
+    """Tree drafts of the server's draft: each sequence drafts the same tree, of fixed shape.
+
+    Parameters
+    ----------
+    rank_rates
+        Probability of each rank at each depth, or a single list for all, as `calibrate rates` makes them of logs.
+    shape, draft_depth, width, nodes, parents
+        See `model.methods.tree.algorithm.Parameters`.
+    """
+
+    rank_rates: tuple[Any, ...]
+    shape: str
+    draft_depth: int | None = None
+    width: int | None = None
+    nodes: int | None = None
+    parents: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("shape", self.shape, tree.SHAPES)
+        if self.shape == tree.EAGLE_2:
+            raise ParameterError(
+                f"shape must be chain, full, listed or sequoia under load, got"
+                f" '{tree.EAGLE_2}', whose trees differ with the confidence of each draft; take sequoia with as many nodes"
+            )
+        self._rates()
+
+    @cached_property
+    def parameters(self) -> tree.Parameters:
+        """Parameters of the method; what does not depend on the draft."""
+        rates = self.rank_rates if self.shape == tree.SEQUOIA else None
+        # In a batch that is kept full, no tree is cut at the end of an output.
+        return tree.Parameters(1, self.shape, self.draft_depth, self.width, self.nodes, self.parents, rates, sequences=2)
+
+    def _rates(self) -> tuple[tuple[float, ...], ...]:
+        widths = self.parameters.ranks_by_depth
+        rates = by_depth(self.rank_rates, len(widths))
+        require_rates("rank_rates", rates, len(widths), widths)
+        return tuple(tuple(row[:width]) for row, width in zip(rates, widths, strict=False))
+
+    @property
+    def longest(self) -> int:
+        """Largest number of drafted tokens of a sequence in a step."""
+        return self.parameters.longest_draft
+
+    @property
+    def expected_tokens(self) -> float:
+        """Mean tokens of a round that drafts the whole tree, the target's own included."""
+        return expected_tokens(self.parameters.trees[0], self._rates())
+
+    @property
+    def about(self) -> str:
+        """What the rank rates give, in words."""
+        return f"{self.expected_tokens:.3g} tokens per draft of {self.longest} nodes"
+
+    def served(self, layers: int, output: int, seed: int) -> ServedMethod:
+        """How it is served."""
+        found = TreeOutcomes(ServedTree(self.parameters), RankRates([self._rates()]))
+        return ServedMethod(ACCEPT, lambda _: found, decodings.MODEL, tree=self.parameters)
+
+
+MethodSettings = SelfDrafts | LookupDrafts | FixedExit | SkippedLayers | DraftTrees
 KINDS: dict[str, type[MethodSettings]] = {
     "self-speculative": SelfDrafts, "ngram": LookupDrafts, "early-exit": FixedExit, "skipdecode": SkippedLayers,
+    "tree": DraftTrees,
 }  # fmt: skip
 EXAMPLES = {
     "self-speculative": 'self-speculative:{"exit_layer":8,"draft_length":3,"acceptance":0.7}',
     "ngram": 'ngram:{"draft_length":4,"hit_rate":0.4,"acceptance":0.6}',
     "early-exit": 'early-exit:{"exit_layer":24}', "skipdecode": 'skipdecode:{"min_layers":16}',
+    "tree": 'tree:{"shape":"sequoia","nodes":7,"draft_depth":3,"rank_rates":[0.6,0.2,0.1]}',
 }  # fmt: skip
 LOSSY = ("early-exit", "skipdecode")
 """Methods whose output differs from the model's."""
+BY_THE_DRAFT = ("tree",)
+"""Methods for which the server's draft drafts; the others have no other model."""
 
 
 def settings_of(kind: str, text: str, policy: str) -> MethodSettings:
@@ -203,14 +283,15 @@ def settings_of(kind: str, text: str, policy: str) -> MethodSettings:
     if not isinstance(found, dict):
         raise ParameterError(f"policy {kind} must have its settings as JSON, such as {EXAMPLES[kind]}, got {checks.shown(policy)}")
     made = build(KINDS[kind], found, kind, f"give it, as in {EXAMPLES[kind]}")
-    checks.whole(f"{kind}.draft_length", made.longest, 0 if kind in LOSSY else 1, MAX_DRAFT)
+    name = "nodes" if kind in BY_THE_DRAFT else "draft_length"
+    checks.whole(f"{kind}.{name}", made.longest, 0 if kind in LOSSY else 1, MAX_DRAFT)
     return made
 
 
 def served(kind: str, settings: MethodSettings, layers: int | None, output: int, seed: int) -> ServedMethod:
     """How a method is served, by a model of this depth (None: unknown), with outputs of up to this many tokens."""
     depth = getattr(settings, "layers", None) or layers
-    if depth is None and kind != "ngram":
+    if depth is None and kind not in ("ngram", *BY_THE_DRAFT):
         raise ParameterError(f'policy {kind} needs the layers of the model: give --model, or "layers" among its settings')
     if layers is not None and depth != layers:
         raise ParameterError(f"{kind}.layers must be {layers}, the layers of the model, got {depth}; leave it out")

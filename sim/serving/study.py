@@ -24,10 +24,11 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import devices, memory_limit
 from model.methods import rounds
+from model.outcomes.outcome_laws import Iid
 from model.serving import decodings, fast_server
 from model.serving.arrivals import drafter_of
 from model.serving.closed_form import ClosedForm, Workload
-from model.serving.decodings import Arrays, Drafter
+from model.serving.decodings import Drafter
 from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
 from model.serving.records import measures, request_batches
 from model.serving.records.recorder import Recorder, TimeSeries
@@ -42,6 +43,7 @@ from sim.serving import policies, served_methods, server_trace, study_text, trac
 from sim.serving.draft_placement import ON_THE_TARGET, DraftPlacement
 from sim.serving.draft_schedules import NOWHERE, SHARE, ContextRow, ScheduleRow, Schedules, SwitchOffLoad, as_ranges
 from sim.serving.policies import PolicyName
+from sim.serving.served_methods import ServedMethod
 
 KIND, SCHEMA_VERSION = "serving", 1
 RequestProgress = Callable[[int, int, float], None]
@@ -416,6 +418,9 @@ class StudyPlan:
     workload: Workload
     trace: traces.Trace | None
     passes: Drafter
+    """Draft passes of chains; none if no policy drafts any."""
+    drafter: Drafter
+    """Draft passes of the server's draft."""
     notes: tuple[str, ...]
 
     @property
@@ -426,10 +431,14 @@ class StudyPlan:
 
     def check_requests(self) -> None:
         """Refuse loads with a request that could never be served."""
-        longest = max(each.longest for each in self.policies)
         for load, replication in itertools.product(self.loads, range(1 + self.inputs.replications)):
             requests = _load(self.inputs, load, self.count(load), self.lengths, self.trace, replication)
-            self.settings.check_request(*requests.longest, longest)
+            for each in self.policies:
+                self.settings_of(each).check_request(*requests.longest, each.longest)
+
+    def settings_of(self, policy: PolicyName) -> ServerSettings:
+        """Settings of the scheduler: a draft that runs ahead of the verification needs cache for all that it drafts meanwhile."""
+        return replace(self.settings, lookahead=1) if policy.concurrent else self.settings
 
     def named(self, of: RunOf) -> str:
         """Load and policy of a run, as printed text."""
@@ -459,8 +468,8 @@ class StudyPlan:
         load = self.loads[of.load]
         requests = _load(inputs, load, self.count(load), self.lengths, self.trace, of.replication)
         servers = servers_of(
-            self.settings, policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates, self.passes,
-            inputs.replicas, inputs.seed, of.replication, self.ranges if policy.text == policies.OWN else (),
+            self.settings_of(policy), policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates,
+            self.drafter, inputs.replicas, inputs.seed, of.replication, self.ranges if policy.text == policies.OWN else (),
             None if self.situation.shape is None else self.situation.shape.layers,
         )  # fmt: skip
         found = recorder(requests)
@@ -541,6 +550,10 @@ class StudyPlan:
             rests = [each for each in rests if each.input != "memory"]  # which has the draft besides the model
             rests += self.inputs.placement.evidence(self.situation)
         rests += _evidence(self.inputs, self.settings, self.workload, self.trace)
+        rests += [
+            Evidence("rank rates", each.method.about, each.text, "assumed")
+            for each in self.policies if isinstance(each.method, served_methods.DraftTrees)
+        ]  # fmt: skip
         notes = [*self.notes, *_remarks(self.situation, points, self.inputs.replicas)]
         notes += [*self._per_device(points), *self._short_runs(), *self._unlike_the_closed_form(points)]
         return Study(
@@ -601,7 +614,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     notes: list[str] = []
     trace = None if inputs.trace is None else traces.read(inputs.trace, limit=inputs.requests)
     lengths, workload = _lengths(inputs, trace)
-    drafting = any(map(policies.uses_draft, inputs.policies))
+    drafting = any(map(policies.uses_acceptance, inputs.policies))
     said = inputs.said
     if not drafting:
         if said.log or said.acceptance is not None or said.acceptance_by_position is not None:
@@ -623,8 +636,18 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
                 f"max_num_batched_tokens must be at least {each.longest + 1}, one verification of policy {each.text}, got"
                 f" {inputs.max_num_batched_tokens}; raise it, or draft fewer tokens"
             )
+        if each.concurrent and not inputs.placement.separate:
+            raise ParameterError(
+                f"--placement must be separate with policy {each.text}, which drafts during the target's passes, got"
+                f" {inputs.placement.placement}; add --placement separate --link TIME"
+            )
+    if any(each.concurrent for each in chosen) and np.ptp(acceptance.point) > 0:
+        notes.append(
+            f"{policies.CONCURRENT}: the acceptance of the first drafted token ({acceptance.point[0]:.2g}) is assumed at every"
+            " position, as its drafts continue after tokens that are not verified"
+        )
     own_device = inputs.placement.device(of)
-    passes = decodings.SEPARATE_MODEL if inputs.placement.separate else drafter_of(of.draft)
+    drafter = decodings.SEPARATE_MODEL if inputs.placement.separate else drafter_of(of.draft)
     settings, loads = _settings(inputs, of, notes), _loads(inputs, trace)
     for each in chosen:
         if each.method is not None:  # refused before anything runs
@@ -636,7 +659,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     notes += [*of.notes, *(trace.notes if trace is not None else ())]
     made = StudyPlan(
         inputs, of, acceptance, prices, settings, tuple(loads),
-        tuple(chosen), lengths, workload, trace, passes if drafting else decodings.NONE, tuple(notes),
+        tuple(chosen), lengths, workload, trace, drafter if drafting else decodings.NONE, drafter, tuple(notes),
     )  # fmt: skip
     made.check_requests()
     return made
@@ -760,18 +783,26 @@ def servers_of(
     replicas: int, seed: int, replication: int, ranges: Sequence[Range] = (), depth: int | None = None,
 ) -> list[Server]:  # fmt: skip
     """Servers of one run, all with the same outcomes of a request."""
-    law, outcome, layers = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), "accept", None
+    unverified = policy.longest
     if policy.method is not None:
         longest = max(load.request(number).output for number in range(load.count))
-        found = served_methods.served(policy.kind, policy.method, depth, longest, seed)
-        law, outcome, layers, passes = found.law(replication), found.outcome, found.layers, found.drafter
+        served = served_methods.served(policy.kind, policy.method, depth, longest, seed)
+        if served.tree is None:
+            passes = served.drafter
+    elif policy.concurrent:  # drafts continue after tokens that are not verified, so that they have no positions
+        passes, unverified = decodings.CONCURRENT_MODEL, 2 * policy.longest - 1
+        served = ServedMethod(served_methods.ACCEPT, lambda _: Iid(float(rates[0])), passes)
+    else:
+        law = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)])
+        served = ServedMethod(served_methods.ACCEPT, lambda _: law, passes)
     outcomes = RequestOutcomes(
-        law, outcome, policy.longest, lambda number: load.request(number).output, load.count, seed=seed, replication=replication
-    )
+        served.law(replication), served.outcome, unverified, lambda number: load.request(number).output, load.count, seed=seed,
+        replication=replication,
+    )  # fmt: skip
     passes = passes if policy.longest else decodings.NONE
     around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates, ranges)
     return [
-        Server(settings, policy.make(around), prices, Arrays(outcomes, settings.max_num_seqs, passes, layers), load.request)
+        Server(settings, policy.make(around), prices, served.decodings(outcomes, settings.max_num_seqs, passes), load.request)
         for _ in range(replicas)
     ]
 

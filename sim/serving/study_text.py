@@ -14,12 +14,14 @@ from rich.table import Table
 
 from model.base import bounded_files
 from model.engines.step_terms import PRIORS
-from sim.serving import served_methods
+from sim.serving import policies, served_methods
 
 if TYPE_CHECKING:
     from sim.serving.study import LoadPoint, ServedPoint, Study
 
 WIDTH = 118
+_BOUNDED = (("draft before the target's pass and ", policies.CONCURRENT), ("draft chains and ", served_methods.BY_THE_DRAFT))
+"""What the bound is for, said where other policies are shown too."""
 
 
 def text(study: Study, width: int = WIDTH) -> str:
@@ -31,7 +33,8 @@ def text(study: Study, width: int = WIDTH) -> str:
     console.print(_table(study))
     if study.bounds:
         most = ", ".join(f"{_number(bound)} at {load.text}" for load, bound in study.bounds.items())
-        of = "bound of policies that do not know what is accepted, in tokens/s"
+        which = [text for text, kinds in _BOUNDED if any(each.policy.startswith(kinds) for each in study.points)]
+        of = f"bound of policies that {''.join(which)}do not know what is accepted, in tokens/s"
         _bullet(console, f"{of}: {most} (closed form, without prompts)", width)
     for load in study.loads if any(each.within_slo is not None for each in study.points) else ():
         kept = "; ".join(f"{_label(each.policy)} {_number(each.within_slo or 0.0)}/s" for each in study.at(load))
@@ -100,16 +103,25 @@ def _cells(study: Study, load: LoadPoint | None, each: ServedPoint, best: bool) 
 
 
 def _label(policy: str) -> str:
-    """Name of a policy in a narrow column: that of a method with the values of its settings.
+    """Name of a policy in a narrow column: that of a method with the values of its settings, without lists of more than two.
 
     >>> _label('self-speculative:{"exit_layer": 8, "draft_length": 3}'), _label("static:3")
     ('self-spec:8,3', 'static:3')
+    >>> _label('tree:{"shape": "chain", "draft_depth": 3, "rank_rates": [0.6, 0.2, 0.1]}')
+    'tree:chain,3,[0.6,..]'
     """
     kind, _, settings = policy.partition(":")
     if kind not in served_methods.KINDS:
         return policy
-    values = ",".join(str(each).replace(" ", "") for each in bounded_files.json_of(settings).values())
+    values = ",".join(_value(each) for each in bounded_files.json_of(settings).values())
     return f"{kind.replace('self-speculative', 'self-spec')}:{values}"
+
+
+def _value(setting: Any) -> str:
+    """A setting, or the beginning of a long list."""
+    if isinstance(setting, list) and len(setting) > 2:
+        return f"[{_value(setting[0])},..]"
+    return str(setting).replace(" ", "")
 
 
 def _number(value: float) -> str:

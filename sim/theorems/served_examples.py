@@ -21,6 +21,7 @@ from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.draft_model import COLOCATED, SEPARATE
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.ngram import algorithm as ngram
+from model.methods.pearl import algorithm as pearl
 from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
@@ -48,7 +49,7 @@ EXIT, SHORTEST, LONGEST_OUTPUT = 1, 2, 12
 
 METHODS: dict[str, tuple[str, Drafter]] = {
     "autoregressive": ("accept", decodings.NONE), "model": ("accept", decodings.MODEL),
-    "separate": ("accept", decodings.SEPARATE_MODEL),
+    "separate": ("accept", decodings.SEPARATE_MODEL), "pearl": ("accept", decodings.CONCURRENT_MODEL),
     "heads": ("accept", decodings.HEADS), "parallel": ("accept", decodings.PARALLEL),
     "ngram": ("lookup", decodings.NONE),
     "self-speculative": ("accept", decodings.own_layers(EXIT, LAYERS, continues=True)),
@@ -66,6 +67,8 @@ BUDGETS: dict[str, tuple[Integers, int]] = {
 UNDRAFTED = ("autoregressive", *BUDGETS)
 """Methods that draft nothing."""
 DRAFTED_BY_A_MODEL = ("model", "separate", "heads", "parallel")
+IN_TURN = tuple(method for method, (_, drafter) in METHODS.items() if not drafter.concurrent)
+"""Methods that draft and verify in turn."""
 
 
 # --- Prices ---
@@ -243,7 +246,9 @@ class GivenOutcomes:
     """Outcomes of the requests of an example."""
 
     def __init__(self, x: Example) -> None:
-        self.outcome = METHODS[x["method"]][0]
+        self.outcome, drafter = METHODS[x["method"]]
+        self._by_position = drafter.concurrent
+        """True if a token is right or wrong wherever its draft starts: drafts continue after tokens that are not verified."""
         self._outputs = [output for *_, output in x["requests"]]
         self._values: list[int] = x["outcomes"]
         self._longest: int = x["draft_length"]
@@ -251,10 +256,16 @@ class GivenOutcomes:
     def of(self, number: int) -> Integers:
         """Outcomes of one request by output position."""
         at = range(number, number + self._outputs[number])
+        if self._by_position:
+            return np.array([self._right_from(each) for each in at], dtype=np.int64)
         return np.array([self._lookup(each) if self.outcome == "lookup" else self._accepted(each) for each in at], dtype=np.int64)
 
     def _accepted(self, at: int) -> int:
         return min(self._values[at % len(self._values)], self._longest)
+
+    def _right_from(self, at: int) -> int:
+        most = 2 * self._longest
+        return next((count for count in range(most) if not self._accepted(at + count)), most)
 
     def _lookup(self, at: int) -> int:
         pairs = [sorted((self._accepted(first), self._accepted(first + 1)), reverse=True) for first in (at, at + 2)]
@@ -286,6 +297,10 @@ def starter(method: str, longest: int, *, cut: bool = False) -> Callable[[Server
         if method == "ngram":
             looks_up = ngram.Parameters(LAYERS, max(longest, 1), sequences=sequences)
             return ngram.decode(looks_up, prompt, request.output), World(request.prompt, LAYERS, lookups=outcomes)
+        if method == "pearl":
+            concurrent = pearl.Parameters(LAYERS, max(longest, 1))
+            world = World(request.prompt, LAYERS, drafts={"draft": DraftOutcomes("target", outcomes)})
+            return pearl.decode(concurrent, prompt, request.output), world
         placement, drafter = (SEPARATE, speculative.MODEL) if method == "separate" else (COLOCATED, method)
         drafts = speculative.Parameters(LAYERS, longest, drafter=drafter, placement=placement, sequences=sequences)
         world = World(request.prompt, LAYERS, drafts={"draft": DraftOutcomes("target", outcomes)})

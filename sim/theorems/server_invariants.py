@@ -13,12 +13,14 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 from sim.theorems.served_examples import (
     DRAFTED_BY_A_MODEL,
+    IN_TURN,
     LAYERS,
     GivenOutcomes,
     ObservedPlan,
     ObservedRun,
     loads,
     play,
+    prices,
     prices_of,
     requests_of,
     settings_of,
@@ -82,7 +84,7 @@ def blocks_are_those_of_positions(x: Example) -> None:
 
 @theorem("50c", "A server is busy for the sum of its steps, each the sum of its passes and transfers, and exactly while a request"
          " is in it.",
-         source="work conservation", given=loads)
+         source="work conservation", given=lambda: loads(IN_TURN))
 def busy_while_requests_are_there(x: Example) -> None:
     run = play(x)
     spent = sum(each.seconds for each in run.prices) + _transfers(x, run)
@@ -130,6 +132,39 @@ def each_device_computes_its_passes(x: Example) -> None:
     equal("seconds of the target's devices", run.totals.on_target, verifying if separate else passes)
     equal("seconds of the draft's own devices", run.totals.on_draft, passes - verifying if separate else 0.0)
     equal("steps, against both and the transfers", run.totals.busy, run.totals.on_target + run.totals.on_draft + _transfers(x, run))
+
+
+@theorem("50f", "If drafts are made during the target's pass, a step takes the longer of that pass and of the drafts with two"
+         " transfers, and each device computes its own passes.",
+         source="Algorithm 2 of PEARL, in a batch",
+         given=lambda: loads(("pearl",), falling=st.booleans(), replicas=st.integers(1, 3),
+                             prices=prices(drafting=st.integers(1, 2))))  # fmt: skip
+def drafts_are_made_meanwhile(x: Example) -> None:
+    run, price = play(x, generators=True, replicas=x["replicas"]), prices_of(x)
+    for record in run.steps:
+        drafting = record.draft_seconds + 2 * price.link
+        equal("time of a step that drafts", record.seconds, max(record.target_seconds, drafting if record.draft_seconds else 0.0))
+    equal("seconds of the target's devices", run.totals.on_target, sum(each.verifying for each in run.prices))
+    passes = sum(each.seconds for each in run.prices)
+    equal("seconds of the draft's devices", run.totals.on_draft, passes - run.totals.on_target)
+
+
+@theorem("50g", "A step that drafts during the target's pass is no longer than one that drafts before it, on the same devices.",
+         source="max(a, b) is at most a + b", given=lambda: loads(("pearl",)))
+def in_turn_takes_longer(x: Example) -> None:
+    price = prices_of(x)
+    for record in play(x).steps:
+        in_turn = record.target_seconds + record.draft_seconds + 2 * price.link
+        at_most("time of a step, against its passes in turn", record.seconds, in_turn)
+
+
+@theorem("50h", "Requests end no later if drafts are made during the target's pass than if they are made before it.",
+         source="false: a rejected draft is completed, and all tokens drafted meanwhile are dropped",
+         given=lambda: loads(("separate",), most_requests=1, most_seqs=1, clients=False, tight=False, batched=st.just(16)),
+         expect="fails")
+def concurrent_is_faster(x: Example) -> None:
+    kept = {**x, "outcomes": [int(each > 0) * x["draft_length"] for each in x["outcomes"]]}
+    at_most("end with drafts during the passes", float(play({**kept, "method": "pearl"}).end[0]), float(play(kept).end[0]))
 
 
 # --- 51: Little's law, first come first served ---
@@ -248,7 +283,7 @@ def rounds_are_those_alone(x: Example) -> None:
 @theorem("53c", "A request that is alone in the server takes the time that its decoding takes on a cluster, to the last bit.",
          source="the server adds nothing",
          given=lambda: loads(
-             DRAFTED_BY_A_MODEL, most_requests=1, most_seqs=1, most_prompt=1, most_output=8, clients=False, tight=False,
+             (*DRAFTED_BY_A_MODEL, "pearl"), most_requests=1, most_seqs=1, most_prompt=1, most_output=8, clients=False, tight=False,
              batched=st.just(16), verify=st.integers(0, 2), link=st.integers(0, 2),
          ))  # fmt: skip
 def alone_as_on_a_cluster(x: Example) -> None:

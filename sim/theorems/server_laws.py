@@ -49,21 +49,23 @@ def _closed(draw: DrawFn, /, least: int = 2, most: int = 6) -> Example:
 def _drafts(draw: DrawFn, kind: str) -> Example:
     """Draw prices, survivals of drafted tokens in sixteenths, and two numbers of running sequences.
 
-    `kind` is what is left out: reading of the `cache`, a draft pass's `shared` time, or nothing.
+    `kind` is what is left out: reading of the `cache`; the `shared` time of drafts, that of a pass and of transfers to a device of
+    the draft's own; the time of `passes` alone; or nothing.
     """
     survival, longest = 16, draw(st.integers(1, 4))
     survivals = []
     for _ in range(longest):
         survival = draw(st.integers(0, survival))
         survivals.append(survival)
-    left_out = kind if kind in ("", "cache", "shared") else draw(st.sampled_from(("cache", "shared")))
+    left_out = draw(st.sampled_from(("cache", "shared"))) if kind == "one" else kind
     return {
         "survival": survivals, "running": sorted((draw(st.integers(1, 16)), draw(st.integers(1, 16)))), "per": 16,
         "context": draw(st.integers(1, 64)),
         "prices": {
             "step": draw(st.integers(1, 32)), "token": draw(st.integers(0, 8)),
             "position": 0 if left_out == "cache" else draw(st.integers(0, 4)),
-            "drafting": 0 if left_out == "shared" else draw(st.integers(0, 32)), "drafting_each": draw(st.integers(0, 4)),
+            "drafting": 0 if left_out in ("shared", "passes") else draw(st.integers(0, 32)),
+            "drafting_each": draw(st.integers(0, 4)), "link": 0 if left_out == "shared" else draw(st.integers(0, 16)),
         },
     }  # fmt: skip
 
@@ -256,12 +258,16 @@ def one_more_request(x: Example) -> None:
     _no_end("without another request", play({**x, "requests": fewer}).end.tolist(), ends[:at] + ends[at + 1 :])
 
 
-@theorem("57j", "More running sequences never raise the fastest draft length if steps read no cache or draft passes share no time.",
+@theorem("57j", "More running sequences never raise the fastest draft length if steps read no cache, or if drafts share no time:"
+         " neither that of their passes nor that of transfers.",
          source="single crossing: time per token is (a + b K) / A(K), where load lowers b too, or a alone",
          given=lambda: _drafts("one"))
 @theorem("57k", "More running sequences never raise the fastest draft length, at any context.",
          source="false: all tokens of a sequence share the reading of its cache, and all sequences a pass of the draft",
          given=lambda: _drafts(""), expect="fails")
+@theorem("57l", "More running sequences never raise the fastest draft length if draft passes share no time, and transfers any.",
+         source="false: all sequences share the transfers, and with few of them plain decoding is fastest",
+         given=lambda: _drafts("passes"), expect="fails")
 def load_lowers_draft_length(x: Example) -> None:
     fewer, more = x["running"]
     at_most(f"fastest draft length of {more} running sequences, against {fewer}", _fastest(x, more), _fastest(x, fewer))

@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ def decoded(
             account.add(Forward("target", (7,) * width, 3, LayerSpan(0, LAYERS), heads=width))
             account.add(Forward("draft", (7,), 3, LayerSpan(0, 2), heads=1))
         commits = (Commit("round", tokens[:3], 3), Commit("round", tokens[3:], 1))
+        more = {"layers": LAYERS, "draft_length": 3, **more}
     return Decoding(method, more, (1, 2, 9), 4, commits, account, seconds=seconds)
 
 
@@ -112,6 +114,21 @@ def test_printed_lines_after_the_output(capsys: pytest.CaptureFixture[str]) -> N
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("settings", [{"sampled": True, "verification": "block"}, {"sampled": True}, {}])
+def test_joint_verification_has_no_acceptance_rate(settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of blocks and trees, accepted / tested is no probability of a token: it is neither printed nor in the document."""
+    joint = "verification" in settings
+    lines = shown([of(decoded(**settings))], capsys)
+    end = "acceptance rate 0.500 (accepted / tested)"
+    end = "no acceptance rate of single tokens, which are verified jointly" if joint else end
+    assert lines[5].endswith(f"draft acceptance rate 0.500 (accepted / drafted), {end}")
+    found = summary([decoded(**settings)], LAYERS)
+    assert (found["joint_verification"], found["acceptance_rate"]) == (joint, None if joint else 0.5)
+    tree = replace(decoded(), method="tree", settings={"layers": LAYERS, "shape": "full", "draft_depth": 2, "width": 2})
+    chain = replace(tree, settings={"layers": LAYERS, "shape": "chain", "draft_depth": 2})
+    assert [summary([each], LAYERS)["joint_verification"] for each in (tree, chain)] == [True, False]
+
+
 @pytest.mark.parametrize(("more", "results", "start"), [
     ({}, 1, "plain decoding: another output from token 4 on; "),
     ({"sampled": True}, 1, "plain decoding: outputs are other random draws; "),
@@ -122,6 +139,7 @@ def test_difference_to_plain_decoding_is_explained(
     more: dict[str, Any], results: int, start: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     beams = {name: more.pop(name) for name in ["beams"] if name in more}
+    beams |= {"method": "beam"} if beams else {}
     other = of(decoded(**beams), decoded("autoregressive", 6.0, (3, 4, 5, 7)))
     same = of(decoded(**beams), decoded("autoregressive", 6.0))
     assert shown([other, same][:results], capsys, **more)[-1].startswith(start)

@@ -135,6 +135,20 @@ def test_accepted_lengths_are_those_of_drafts_that_start_there() -> None:
             assert len(first.tokens) - 1 == min(lengths[position], room - 1)
 
 
+def test_ranks_are_those_of_the_draft_along_the_text() -> None:
+    """Against the library, from scratch; a rank of 1 is an accepted greedy draft."""
+    log, decoders = made(), kin()
+    ranks = log.draft_ranks()
+    for number, (prompt, own) in enumerate(zip(PROMPTS.values(), ranks, strict=True)):
+        text = [*prompt, *log.by_sequence(log.table["token"].to_numpy())[number].tolist()]
+        for position, rank in enumerate(own.tolist()):
+            scores = real_models.logits(decoders["draft"].full, text[: len(prompt) + position])
+            order = scores.argsort(descending=True, stable=True).tolist()
+            assert rank == order.index(text[len(prompt) + position]) + 1
+    assert [(each == 1).tolist() for each in ranks] == [(each > 0).tolist() for each in log.column("accepted")]
+    assert len({*np.concatenate(ranks).tolist()}) > 2
+
+
 def test_groups_and_order_do_not_matter() -> None:
     decoders = kin()
     whole = logging.log_rows(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"])
@@ -454,6 +468,8 @@ TITLES = {
     "Are acceptances independent (measured)?": ("test", "gamma", "statistic", "p_value"),
     "Error of the i.i.d. prediction from alpha over positions, at cost_ratio=0.2 (assumed)":
         ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen"),
+    "Ranks of the target's token by depth (measured; draft, 6 sequences; drafts from every position)":
+        ("depth", "rank", "rate", "low", "high", "trials"),
 }  # fmt: skip
 
 
@@ -475,8 +491,8 @@ def test_all_tables_of_a_log_cell_by_cell(
     none, *others = [*public]
     assert none == "Requests with lengths of another output: none of 6"
     assert (public[none].rows, public[none].notes) == ((), ())
-    assert [title.replace("mine, 6 requests", "draft, 6 sequences") for title in others] == [*TITLES][3:]
-    assert [public[title].rows == ours[own].rows for title, own in zip(others, [*TITLES][3:], strict=True)].count(False) <= 1
+    assert [title.replace("mine, 6 requests", "draft, 6 sequences") for title in others] == [*TITLES][3:-1]
+    assert [public[title].rows == ours[own].rows for title, own in zip(others, [*TITLES][3:-1], strict=True)].count(False) <= 1
 
     def rate(hits: float, trials: float) -> tuple[Any, ...]:
         found = rates_from_logs.rates(int(hits), int(trials))

@@ -871,6 +871,8 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_advise.py::test_draft_length_of_a_log_that_does_not_say_it": "--log-draft-length",
         "test_advise.py::test_figures_that_an_engine_prints_are_converted": "--printed-rate --printed-length",
         "test_advise.py::test_settings_are_printed_alone": "--settings",
+        "test_method_map.py::test_every_option_of_the_map_changes_it": "--rank-rates --rank-drafts --block-acceptance --map"
+        " --contexts",
         "test_advise.py::test_files_are_written_and_hold_the_same": "--out --json",
     },
     "sim serve": {

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from model.costs.layer_times import UnitCost
+from model.methods.pearl import finite_pearl
+from model.outcomes.outcome_laws import Iid
 from model.serving.closed_form import ClosedForm, Workload
+from model.serving.loads import RequestLengths
 from model.serving.step_prices import DraftDevice, LawPrices
 from sim.advice.situation import Inputs
 from sim.commands.sim_app import app
@@ -106,3 +110,47 @@ def test_placement_link_and_device_change_the_times_of_drafts() -> None:
     colocated, near, far, slow = speeds
     assert colocated > near > far
     assert near > slow
+
+
+# --- Drafts during the target's passes ---
+
+
+def test_acceptance_of_the_first_token_holds_at_every_position_of_concurrent_drafts() -> None:
+    said = replace(SAID, acceptance=None, acceptance_by_position=(0.8, 0.6, 0.4, 0.2))
+    apart = DraftPlacement("separate", "20us")
+    falling, constant = (
+        study.serve(ServingInputs(each, ("pearl:4",), concurrencies=(4,), requests=40, replications=0, placement=apart))
+        for each in (said, replace(SAID, acceptance=0.8))
+    )
+    assert falling.rows[0]["tokens_per_step"] == constant.rows[0]["tokens_per_step"]
+    assert any("0.8" in note and "every position" in note for note in falling.notes)
+    assert not any("every position" in note for note in constant.notes)
+
+
+def test_tokens_per_step_are_those_of_rounds_in_the_long_run() -> None:
+    """One client: tokens per round as the closed form of PEARL, within the spread of 400 outputs (4 sd)."""
+    rate, length, output = 0.8, 4, 256
+    found = study.serve(ServingInputs(
+        replace(SAID, acceptance=rate), (f"pearl:{length}",), concurrencies=(1,), requests=400, replications=0,
+        lengths=RequestLengths(64, output), placement=DraftPlacement("separate", "20us"),
+    ))  # fmt: skip
+    exact = finite_pearl.moments(length, output - 1, Iid(rate), UnitCost(1, cost_ratio=0.1))  # the prompt gives one
+    spread = 4 * output / exact.rounds * 0.03 / 400**0.5
+    assert found.rows[0]["tokens_per_step"] == pytest.approx((output - 1) / exact.rounds, abs=spread)
+
+
+@pytest.mark.parametrize(("policy", "placement", "said"), [
+    ("pearl:4", [], "--placement must be separate with policy pearl:4"),
+    ("pearl", ["--placement", "separate", "--link", "1us"], "pearl:K"),
+    ("pearl:0", ["--placement", "separate", "--link", "1us"], "at least 1"),
+    ("pearl:126", ["--placement", "separate", "--link", "1us"], "between 1 and 125"),
+    ("pearl:x", ["--placement", "separate", "--link", "1us"], "whole number"),
+    ("pearl:4", ["--placement", "separate", "--link", "1us", "--max-num-batched-tokens", "4"], "max_num_batched_tokens"),
+    ("pearl:4", ["--placement", "separate", "--link", "1us", "--num-blocks", "1"], "blocks"),
+    ("ppd:4", ["--placement", "separate", "--link", "1us"], "servers do not decode it"),
+])  # fmt: skip
+def test_refusals_of_concurrent_drafts(policy: str, placement: list[str], said: str) -> None:
+    found = CliRunner().invoke(app, [*OPTIONS, "--draft", "llama-3.2-1b", "--policy", policy, *placement])
+    assert found.exit_code == 2
+    assert said in " ".join(found.stderr.split())
+    assert "Traceback" not in found.stderr

@@ -85,7 +85,8 @@ def test_events_of_generators_equal_arrays_step_by_step(
     load = load_of(rows, clients)
     name = "off" if method in UNDRAFTED else "static" if (method, name) == ("ngram", "oracle") else name
     law: Any = Lookups.of_rates([0.4, 0.8], 0.6, LONGEST) if method == "ngram" else Iid(0.6)
-    outcomes = drawn(law, load, LONGEST, seed, METHODS[method][0])
+    outcome, drafter = METHODS[method]
+    outcomes = drawn(law, load, LONGEST * (1 + drafter.concurrent), seed, outcome)  # with tokens that wait
     outputs: dict[int, list[int]] = {}
     fast = server(load, POLICIES[name](), PRICES, outcomes, limits, method)
     slow = server(

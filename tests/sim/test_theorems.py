@@ -281,7 +281,7 @@ def test_statements_are_sentences_and_cite_known_references() -> None:
     """A key in brackets must be a reference that some docstring gives in full: a line with the key and the authors."""
     files = [path for package in ("model", "sim") for path in (ROOT / package).rglob("*.py")]
     lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
-    references = {found[1] for line in lines if (found := re.match(r"\s*\[([A-Z][A-Za-z]+[0-9]*)\] [A-Z]", line))}
+    references = {found[1] for line in lines if (found := re.match(r"\s*\[([A-Z][A-Za-z]+[0-9]*[a-z]?)\] [A-Z]", line))}
     for theorem in THEOREMS:
         assert theorem.statement.endswith(".")
         assert {*re.findall(r"\[([^\]]+)\]", theorem.source)} <= references, theorem.number

@@ -1,5 +1,6 @@
 """Theorems on servers: expected verdicts, kept counterexamples worked by hand, and faults that refute each theorem."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,21 @@ def one_transfer(right: Any, own: Server) -> Any:
     return seconds
 
 
+def transfers_in_turn(right: Any, own: Server, transfers: int = 2) -> Any:
+    """Draft before the target's pass, with this number of transfers, also where drafts are made during it."""
+    seconds = right(own)
+    if seconds is not None and own._busy[1]:
+        own._seconds = seconds = sum(own._busy) + transfers * own.prices.link
+    return seconds
+
+
+def waits_for_ever(right: Any, own: Any, each: Any, limits: Any, accepted: Any) -> Any:
+    """Let tokens wait that were drafted after a rejected one."""
+    found = right(own, each, limits, accepted)
+    own._waiting[each.rows] = np.maximum(own._waiting[each.rows], np.minimum(limits - 1, 1))
+    return found
+
+
 def draft_on_the_target(right: Any, own: Server) -> Any:
     """Count the passes of a draft on a device of its own as the target's."""
     seconds = right(own)
@@ -251,6 +267,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("50c", "one transfer", with_fault(one_transfer, Server, "begin")),
     ("50e", "one transfer", with_fault(one_transfer, Server, "begin")),
     ("50e", "draft on the target", with_fault(draft_on_the_target, Server, "begin")),
+    ("50f", "in turn", with_fault(transfers_in_turn, Server, "begin")),
+    ("50f", "draft on the target", with_fault(draft_on_the_target, Server, "begin")),
+    ("50g", "a transfer more", with_fault(partial(transfers_in_turn, transfers=3), Server, "begin")),
     ("51a", "queue not counted", without_waiting),
     ("51a", "arrival at admission", with_fault(arrives_when_admitted, recorder.Recorder, "began")),
     ("51b", "decoding only", with_fault(decoding_only, recorder.Recorder, "step")),
@@ -272,6 +291,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("54a", "arrivals in turn", with_fault(in_turn, serving._Service, "_soon")),
     ("54a", "wakes late", with_fault(wakes_late, serving._Service, "wake")),
     ("54b", "one kept", with_fault(one_kept, decodings.Arrays, "verify")),
+    ("54b", "rejected tokens wait", with_fault(waits_for_ever, decodings.Arrays, "_during_verification")),
     ("55a", "a round more", one_round_more),
     ("55a", "own prompt alone", with_fault(prompt_of_one, ClosedForm, "prompt_seconds")),
     ("55b", "a round more", one_round_more),

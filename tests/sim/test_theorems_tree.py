@@ -11,6 +11,9 @@ from model.methods.tree import algorithm, draft_trees, theory, tree_rounds
 from model.methods.tree.draft_trees import ROOT, DraftTree, OptimalTrees
 from model.methods.tree.tree_rounds import Endings
 from model.outcomes.rank_laws import RankRates
+from model.serving.decodings import Generators
+from model.serving.scheduler import CACHED, Scheduler
+from model.serving.tree_drafts import ServedTree, TreeArrays
 from model.steps import Read
 from sim.theorems import select
 from sim.theorems.of_methods import tree as statements
@@ -184,6 +187,49 @@ def as_text(right: Any, nodes: Any) -> Any:
     return [0] * len(nodes)
 
 
+def first_ranks(right: Any, nodes: Any, path: Any, room: int) -> Any:
+    """Take every accepted node for the first candidate."""
+    ranks, candidates = right(nodes, path, room)
+    return tuple([min(rank, 1) for rank in ranks]), candidates
+
+
+def whole_room(right: Any, nodes: Any, path: Any, room: int) -> Any:
+    """Count candidates that could not be verified."""
+    return right(nodes, path, room + 1)
+
+
+def pass_less(right: Any, *args: Any) -> Any:
+    found = right(*args)
+    return found._replace(drafts=found.drafts[:-1])
+
+
+def no_nodes(right: Any, self: Any, each: Any, limits: Any) -> Any:
+    """Count sequences where the draft reads several nodes of each."""
+    found = right(self, each, limits)
+    return found._replace(drafts=[min(count, limits.size) for count in found.drafts])
+
+
+def level_more(right: Any, self: Any, limits: Any) -> Any:
+    """Draft a level that has more nodes than allowed."""
+    return np.minimum(right(self, limits) + 1, len(self.sizes) - 1)
+
+
+def nodes_stay(right: Any, self: Any, plan: Any, emitted: Any) -> Any:
+    """Keep the positions of rejected nodes."""
+    self.table[CACHED, plan.decoding] += plan.limits
+    return right(self, plan, emitted)
+
+
+def blocks_of_one(right: Any, self: Any, decoding: Any, limits: Any) -> Any:
+    """Give a request blocks for one node."""
+    kept, _, preempted = right(self, decoding, np.minimum(limits, 1))
+    return kept, limits[: kept.size], preempted
+
+
+def never_accepts_arrays(right: Any, self: Any, each: Any, drafted: Any) -> Any:
+    return np.minimum(right(self, each, drafted), 1)
+
+
 FAULTS: list[tuple[str, str, Fault]] = [
     ("43a", "one pass less", with_fault(one_pass_less, tree_rounds, "prices")),
     ("43a", "never cut", with_fault(never_cut, tree_rounds, "levels_of")),
@@ -202,6 +248,18 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("43h", "never accepts", with_fault(never_accepts, algorithm, "_by_own_token")),
     ("43i", "one node less", with_fault(one_node_less, draft_trees, "confident")),
     ("43i", "all follow the root", with_fault(to_the_root, algorithm, "verification_pass")),
+    ("43j", "first ranks", with_fault(first_ranks, algorithm, "ranks_of")),
+    ("43j", "candidates after the end", with_fault(whole_room, algorithm, "ranks_of")),
+    ("43j", "only the first child", with_fault(only_first_child, algorithm, "_by_own_token")),
+    ("47a", "a pass less", with_fault(pass_less, TreeArrays, "draft")),
+    ("47a", "a level more", with_fault(level_more, ServedTree, "levels")),
+    ("47a", "passes count sequences", with_fault(no_nodes, Generators, "draft")),
+    ("47b", "first child", with_fault(first_child, algorithm, "_by_own_token")),
+    ("47c", "rejected nodes stay", with_fault(nodes_stay, Scheduler, "complete")),
+    ("47c", "blocks of one node", with_fault(blocks_of_one, Scheduler, "_reserve")),
+    ("47d", "never accepts", with_fault(never_accepts_arrays, TreeArrays, "verify")),
+    ("47d", "a pass less", with_fault(pass_less, TreeArrays, "draft")),
+    ("47e", "a pass less", with_fault(pass_less, Generators, "draft")),
     ("44a", "no memory", with_fault(no_memory, algorithm, "_by_rejections")),
     ("44a", "the whole draft", with_fault(draft_unchanged, algorithm, "_by_rejections")),
     ("44a", "no residual", with_fault(all_rejected, algorithm, "_by_rejections")),

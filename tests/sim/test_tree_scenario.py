@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
 import sim
 from model.base.checks import ParameterError
-from model.methods.tree import theory
+from model.logs import position_log
+from model.methods.tree import ranks_from_logs, theory
 from model.methods.tree.algorithm import Parameters
 from model.outcomes.rank_laws import RankRates
 from sim.commands.sim_app import app
@@ -83,6 +86,33 @@ def test_recorded_ranks_are_replayed(tmp_path: Path) -> None:
     # 14 rounds of three tokens but for the last, or 40 of one.
     assert formula["tokens_per_round"] == pytest.approx(40 / ((14 + 40) / 2))
     assert paths["tokens_per_round"] == pytest.approx(formula["tokens_per_round"], rel=0.05)
+
+
+def test_position_logs_are_records_of_ranks(tmp_path: Path) -> None:
+    """A draft that starts at a position has the ranks of the positions after it, along the target's own tokens."""
+    log = position_log.bundled()
+    ranks = np.where(log.table["draft_token"] == log.table["token"], 1, 1 + np.arange(log.table.height) % 4)
+    table = log.table.with_columns(pl.Series("draft_rank", ranks.astype(np.int32)))
+    where = position_log.save(position_log.PositionLog(table, log.header), tmp_path / "log.json")
+    own = [ranks_from_logs.windows(each, 2) for each in log.by_sequence(ranks)]
+    file = tmp_path / "ranks.json"
+    file.write_text(json.dumps({"ranks": [each.tolist() for each in own]}), encoding="utf-8")
+    found = [views(scenario({"kind": "replay", "file": str(each)})) for each in (where, file)]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours["tokens_per_round"] == theirs["tokens_per_round"]
+        assert ours["first_rank_rate"] == theirs["first_rank_rate"]
+
+
+def test_position_logs_without_ranks_are_refused(tmp_path: Path) -> None:
+    log = position_log.bundled()
+    assert not log.ranked, "the bundled log is of an earlier version"
+    where = position_log.save(log, tmp_path / "log.json")
+    with pytest.raises(ParameterError, match=r"log\.json': this log has no column draft_rank, the ranks among the draft's tokens"):
+        sim.run(scenario({"kind": "replay", "file": str(where)}))
+    bare = position_log.PositionLog(log.table.drop(*position_log.DRAFT), {**log.header, "draft": None})
+    where = position_log.save(bare, tmp_path / "bare.json")
+    with pytest.raises(ParameterError, match="this log was made without a draft; make one with --draft"):
+        sim.run(scenario({"kind": "replay", "file": str(where)}))
 
 
 @pytest.mark.parametrize(("content", "message"), [

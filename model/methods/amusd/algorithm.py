@@ -120,7 +120,7 @@ class Parameters(DraftModel):
             for length in known.draft_lengths if length
         )
         assumed = "the acceptance of the first drafted token holds at every position"
-        return Proposals(tuple(Proposal(table, outcomes, assumed) for table in tables))
+        return Proposals(tuple(Proposal(table, outcomes, assumed, f"K = {table['draft_length']}") for table in tables))
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:

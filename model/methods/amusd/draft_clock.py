@@ -48,9 +48,53 @@ class ConcurrentTimes:
         draft = np.asarray(np.broadcast_to(cost.draft_times(np.arange(tokens)), tokens), dtype=np.float64)
         return cls(verify_times(cost, parameters.draft_length, tokens), draft, cost.link)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the decoding."""
+        return len(self.draft)
+
+    def passes(self, which: NDArray[np.intp], start: Counts, waiting: Counts) -> Floats:
+        """Times of passes of the target in these decodings."""
+        return np.asarray(self.verify[start, waiting])
+
+    def drafting(self, which: NDArray[np.intp], position: Counts) -> Floats:
+        """Times of draft passes in these decodings, by position, shape (decodings, positions)."""
+        return np.asarray(self.draft[np.minimum(position, self.tokens - 1)])
+
     def sent(self, time: Floats) -> Floats:
         """Arrival of what is sent at a time, rounded as the simulator's clock."""
         return time + ((time + self.link) - time) if self.link else time
+
+
+@dataclass(frozen=True)
+class ConstantTimes:
+    """Times of the passes of many decodings, each with its own that do not depend on the position; links take no time.
+
+    Parameters
+    ----------
+    verify
+        Pass of the target by waiting tokens that it reads; shape (decodings, draft_length).
+    draft
+        Pass of the draft model; shape (decodings,).
+    tokens
+        Tokens of each decoding.
+    """
+
+    verify: Floats
+    draft: Floats
+    tokens: int
+
+    def passes(self, which: NDArray[np.intp], start: Counts, waiting: Counts) -> Floats:
+        """Times of passes of the target in these decodings."""
+        return np.asarray(self.verify[which, waiting])
+
+    def drafting(self, which: NDArray[np.intp], position: Counts) -> Floats:
+        """Times of draft passes in these decodings, shape (decodings, positions)."""
+        return np.broadcast_to(self.draft[which][:, None], position.shape)
+
+    def sent(self, time: Floats) -> Floats:
+        """Arrival of what is sent at a time: at once."""
+        return time
 
 
 class Round(NamedTuple):
@@ -79,8 +123,8 @@ class DraftClock:
         Generated tokens of each decoding at time 0, where its first draft begins; shape (decodings,).
     """
 
-    def __init__(self, parameters: Parameters, prices: ConcurrentTimes, start: Counts) -> None:
-        self.parameters, self.prices, self.tokens = parameters, prices, len(prices.draft)
+    def __init__(self, parameters: Parameters, prices: ConcurrentTimes | ConstantTimes, start: Counts) -> None:
+        self.parameters, self.prices, self.tokens = parameters, prices, prices.tokens
         count = len(start)
         self.start, self.goes_on = start.copy(), np.zeros(count, dtype=np.bool_)
         self.free, self.stale = np.zeros(count), np.zeros(count)
@@ -117,7 +161,7 @@ class DraftClock:
         waits = (needed > 0) & (last_needed >= free)
         passing = np.where(waits, last_needed, free)
         waiting = np.minimum(np.where(waits, needed, (ready < free[:, None]).sum(axis=1)), most - 1)
-        passed = passing + prices.verify[start, waiting]
+        passed = passing + prices.passes(which, start, waiting)
         following = ready[np.arange(len(which)), waiting]
         decided = np.where(waiting < left, np.maximum(passed, following), passed)
         return Round(start, waiting, passed, decided, until)
@@ -154,7 +198,7 @@ class DraftClock:
             return
         position = first[:, None] + np.arange(longest)
         inside = position < until[:, None]
-        price = self.prices.draft[np.minimum(position, self.tokens - 1)]
+        price = self.prices.drafting(which, position)
         times = np.add.accumulate(np.concatenate([begin[:, None], price], axis=1), axis=1)
         rows = np.broadcast_to(which[:, None], position.shape)[inside]
         columns = (position % self._size)[inside]

@@ -18,7 +18,7 @@ import numpy as np
 
 from model.costs.step_costs import StepCosts
 from model.methods.amusd.algorithm import Parameters
-from model.methods.amusd.draft_clock import ConcurrentTimes, DraftClock
+from model.methods.amusd.draft_clock import ConcurrentTimes, ConstantTimes, DraftClock
 from model.methods.rounds import Moments
 from model.outcomes.outcome_laws import Chain, Floats
 
@@ -59,7 +59,7 @@ def draft_tables(parameters: Parameters, tokens: int, cost: StepCosts, starts: S
     which = np.arange(len(start))
     while len(which):
         found = clock.next_round(which)
-        sums[:, which] += np.stack([np.ones(len(which)), found.waiting, prices.verify[found.start, found.waiting]])
+        sums[:, which] += np.stack([np.ones(len(which)), found.waiting, prices.passes(which, found.start, found.waiting)])
         for place in places:
             # The token at this place: waiting, the one after the waiting ones, or none.
             here = (place <= found.waiting) & (found.start + place < tokens)
@@ -83,6 +83,29 @@ def draft_tables(parameters: Parameters, tokens: int, cost: StepCosts, starts: S
     filled = start[:, None] <= np.arange(tokens)
     operations = rounds + drafted + made
     return DraftTables(*(np.where(filled, each, 0.0) for each in (time + shift, busy, operations, rounds, drafted)))
+
+
+def draft_times(parameters: Parameters, prices: ConstantTimes, positions: int) -> Floats:
+    """Time of a draft that begins the decoding, by the position of its first wrong token, 0 to `positions` - 1, with the delay of
+    the next draft; shape (decodings, positions). The decoding must be longer by more than `draft_length`.
+
+    >>> flat = ConstantTimes(np.ones((1, 4)), np.full(1, 0.2), 11)
+    >>> draft_times(Parameters(1, 4), flat, 5).round(12).tolist()  # as the first row of `draft_tables` for one long decoding
+    [[1.4, 1.4, 1.4, 2.6, 2.6]]
+    """
+    count = len(prices.draft)
+    clock, which = DraftClock(parameters, prices, np.zeros(count, dtype=np.int64)), np.arange(count)
+    found_times = np.zeros((count, positions))
+    while len(which):
+        found = clock.next_round(which)
+        for place in range(int(found.waiting.max()) + 1):
+            here = (place <= found.waiting) & (found.start + place < positions)
+            rows, wrong = which[here], found.start[here] + place
+            decided = np.where(place < found.waiting, found.passed, found.decided)[here]
+            found_times[rows, wrong] = clock.after(rows, wrong + 1, found.allowed[here], decided)[2]
+        clock.decide(which, found, found.waiting + 1)
+        which = which[clock.start[which] < positions]
+    return found_times
 
 
 def moments_of_chains(parameters: Parameters, tokens: int, cost: StepCosts, laws: Sequence[Chain]) -> list[Moments]:

@@ -18,28 +18,31 @@ The equations are for many tokens with i.i.d. acceptances. With times in passes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.methods.amusd.algorithm import PASS, REJECTION, WAITING, Parameters
-from model.methods.amusd.draft_clock import ConcurrentTimes
-from model.methods.amusd.finite_amusd import draft_tables, has_closed_form, moments_of_chains
+from model.methods.amusd.draft_clock import ConcurrentTimes, ConstantTimes
+from model.methods.amusd.finite_amusd import draft_times, has_closed_form, moments_of_chains
+from model.methods.amusd.long_run import decision_times
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
-from model.methods.concurrent.concurrent_laws import chains_of
+from model.methods.concurrent.concurrent_laws import chains_of, positions_of
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments, mixed
+from model.outcomes.outcome_laws import constant_rates
 
 __all__ = [
     "claim_bound", "claim_formula", "free_drafts", "operations", "predict", "predict_points", "rate_bound", "slowest", "speedup",
+    "steady_state",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -54,6 +57,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     Unit-time sums both units, with draft passes over rejected tokens. `drafted` counts the tokens that the target's passes read.
     Values are nan with `draft_stop` "pass" and `min_waiting` 0.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
     >>> cost = UnitCost(40, cost_ratio=0.2)
     >>> predictions = [predict(Parameters(40, 16), 200, Iid(rate), cost) for rate in (0.5, 0.8, 1.0)]
@@ -138,14 +142,46 @@ def speedup(
             f"min_waiting must be at least 1 with draft_stop='{PASS}', got 0: there is no closed form; set draft_stop='{REJECTION}'"
         )
     positions = 2 if alpha == 0 else 2 + math.ceil(math.log(_NEGLIGIBLE) / math.log(alpha))
-    tokens = positions + draft_length + 1  # drafts are not cut before the last position
-    time = draft_tables(parameters, tokens, UnitCost(1, cost_ratio=cost_ratio, link=link), [0]).time[0, :positions]
+    time = np.array(decision_times(parameters, positions, cost_ratio, link))
     chance = (1 - alpha) * alpha ** np.arange(positions)
     return float(1 / (1 - alpha) / (chance @ time))
 
 
-_MOST_ACCEPTED, _NEGLIGIBLE = 0.999, 1e-18
-"""Largest acceptance rate of `speedup`, and probability of later positions that is left out."""
+def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:
+    """Time per token in the long run [s], without links, where passes take longer with their width; shape (laws, cells).
+
+    `speedup` for all draws and cells at once: 1 - alpha times the mean time of a draft between two rejections. Times of drafts of
+    more than `_MOST_POSITIONS` tokens continue as a line. nan where drafts cannot be treated one by one.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> flat = SteadyPrices(lambda width: np.ones((1, 1)), np.full((1, 1), 0.2))
+    >>> round(1 / float(steady_state(Parameters(1, 8), [Iid(0.8)], flat)[0, 0]), 3), round(speedup(0.8, 8, 0.2), 3)
+    (2.142, 2.142)
+    """
+    rate, gamma = constant_rates(laws, Parameters.LABEL), parameters.draft_length
+    if not has_closed_form(parameters):
+        return np.full(prices.shape, np.nan)
+    every = np.broadcast_to(rate, prices.shape).ravel()
+    verify, draft = prices.widths(gamma).reshape(-1, gamma), prices.draft.ravel()
+    positions = max(positions_of(rate, _MOST_POSITIONS), 2 * gamma + 2)
+    found, together = np.empty(every.size), max(_MOST_TIMES // positions, 1)
+    for first in range(0, every.size, together):
+        part = slice(first, first + together)
+        times = draft_times(parameters, ConstantTimes(verify[part], draft[part], positions + gamma + 1), positions)
+        alpha = every[part, None]
+        known = ((1 - alpha) * alpha ** np.arange(positions) * times).sum(axis=1)
+        last = times[:, positions // 2 :]
+        place = np.arange(last.shape[1]) - (last.shape[1] - 1) / 2
+        slope = last @ place / (place @ place)  # of least squares: times rise in steps
+        alpha = alpha[:, 0]
+        found[part] = (1 - alpha) * (known + alpha**positions * times[:, -1]) + alpha**positions * slope
+    return np.asarray(found.reshape(prices.shape) + prices.waiting)
+
+
+_MOST_POSITIONS, _MOST_TIMES = 1024, 200_000
+"""Tokens of a draft whose times are computed one by one, and times that are computed together."""
+_MOST_ACCEPTED, _MOST_SOLVED, _NEGLIGIBLE = 0.999, 0.99, 1e-18
+"""Largest acceptance rate of `speedup`, and of claims; probability of later positions that is left out."""
 
 
 def rate_bound(
@@ -186,16 +222,17 @@ def free_drafts(acceptance_rate: ArrayLike, min_waiting: ArrayLike = WAITING) ->
 
 
 def claim_formula(terms: ClaimTerms) -> Limit:
-    """Largest `speedup` over `min_waiting`, with drafts that stop at rejections; without an acceptance rate the bound.
+    """Largest `speedup` over `min_waiting`, with drafts that stop at rejections.
 
-    A claim without a draft length has the longest.
+    Without an acceptance rate, and above one of 0.99, where it takes long, it is the bound. A claim without a draft length has the
+    longest.
 
     >>> round(claim_formula(ClaimTerms({"acceptance_rate": 0.8, "cost_ratio": 0.2})).value, 3)
     2.26
     """
     rate, gamma = terms.stated("acceptance_rate"), terms.stated("draft_length")
     length = MAX_DRAFT if gamma is None else int(gamma)
-    if rate is None or rate > _MOST_ACCEPTED or not 1 <= length <= MAX_DRAFT:
+    if rate is None or rate > _MOST_SOLVED or not 1 <= length <= MAX_DRAFT:
         return claim_bound(terms)
     waits = range(min(length, WAITING + 1))
     value = max(speedup(rate, length, terms.cost_ratio, min_waiting=least, draft_stop=REJECTION) for least in waits)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from model.base import checks
-from model.outcomes.outcome_laws import ByPosition, Chain, RecordedProbabilities, Replay
+from model.outcomes.outcome_laws import ByPosition, Chain, Floats, RecordedProbabilities, Replay
 
 
 def chains_of(law: Any, label: str) -> list[Chain]:
@@ -22,3 +22,19 @@ def chains_of(law: Any, label: str) -> list[Chain]:
         f"this law of acceptances has no closed form for {label}, whose drafts continue after unverified tokens; choose one by"
         " output position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
     )
+
+
+def positions_of(rates: Floats, most: int) -> int:
+    """Positions of a draft to look at, so that later ones have a probability below `NEGLIGIBLE`, and at most `most`.
+
+    >>> positions_of(np.array([0.5, 0.0]), 1000), positions_of(np.array([1.0]), 1000)
+    (30, 1000)
+    """
+    largest = float(np.max(rates, initial=0.0))
+    if largest >= 1:
+        return most
+    return min(most, max(2, int(np.ceil(np.log(NEGLIGIBLE) / np.log(largest)))) if largest > 0 else 2)
+
+
+NEGLIGIBLE = 1e-9
+"""Probability of later positions that is left to a line through the last ones."""

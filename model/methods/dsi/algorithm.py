@@ -90,7 +90,7 @@ class Parameters(DraftModel):
         verifiers = known.units - 1
         tables = [{"layers": known.layers, "lookahead": length, "verifiers": verifiers} for length in known.draft_lengths]
         assumed = f"the acceptance of the first drafted token holds at every position; {verifiers} replicas of the target"
-        return Proposals(tuple(Proposal(table, outcomes, assumed) for table in tables))
+        return Proposals(tuple(Proposal(table, outcomes, assumed, f"lookahead {table['lookahead']}") for table in tables))
 
     def __post_init__(self) -> None:
         checks.whole("lookahead", self.lookahead, 1, MAX_DRAFT)

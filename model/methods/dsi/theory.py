@@ -14,19 +14,22 @@ Model Inference. ICLR 2025, arXiv:2405.14105.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.methods.claim_bounds import ClaimTerms, Limit
+from model.methods.concurrent.concurrent_laws import positions_of
 from model.methods.dsi.algorithm import Parameters
 from model.methods.dsi.finite_dsi import moments, speculation_tables
 from model.methods.prediction import Prediction
+from model.outcomes.outcome_laws import constant_rates
 
 Floats = NDArray[np.float64]
 
@@ -136,6 +139,46 @@ def speedup(
     per_token = np.where(certain, np.maximum(ratio, whole / (count * ahead)), (1 - alpha) * time)
     with np.errstate(divide="ignore"):
         return np.asarray(1 / per_token)
+
+
+def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:
+    """Time per token in the long run [s], without links, where passes take longer with their width; shape (laws, cells).
+
+    The times of `model.methods.dsi.finite_dsi` for a speculation that nothing ends: pass i reads i L + 1 tokens if its replica has
+    read nothing before, else V L. A rejection at token j ends it with probability alpha^(j-1) (1 - alpha), after 1 / (1 - alpha)
+    tokens on average. After `_MOST_PASSES` passes their times continue as a line.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> flat = SteadyPrices(lambda width: np.ones((1, 1)), np.full((1, 1), 0.1))
+    >>> [round(1 / float(steady_state(Parameters(40, 5, verifiers), [Iid(0.8)], flat)[0, 0]), 3) for verifiers in (1, 2, 3)]
+    [2.283, 3.135, 3.135]
+    """
+    rate, draft = constant_rates(laws, "DSI"), prices.draft
+    ahead, replicas = parameters.lookahead, parameters.verifiers
+    passes = min(positions_of(rate, _MOST_PASSES * ahead) // ahead + 2 * replicas + 2, _MOST_PASSES)
+    decided, processed = np.zeros((2, passes, *prices.shape))
+    for index in range(passes):
+        read = index * ahead
+        sent = draft * read
+        if index >= replicas:
+            sent = np.maximum(sent, processed[index - replicas])
+        decided[index] = sent + prices.verify(read + 1 if index < replicas else replicas * ahead)
+        if index:
+            np.maximum(decided[index], processed[index - 1], out=decided[index])
+        processed[index] = np.maximum(decided[index], draft * (read + 1))
+    number = np.arange(passes)[:, None, None]
+    # Token i L + 1 is decided on as pass i is processed; the L - 1 tokens before it, which pass i reads, as it returns.
+    at_end = rate ** (number * ahead)
+    inside = np.where(number > 0, rate ** np.maximum((number - 1) * ahead + 1, 0) - at_end, 0.0)
+    known = (inside * decided + (1 - rate) * at_end * processed).sum(axis=0)
+    half = (passes - 1) // 2 // replicas * replicas or 1
+    slope = (processed[-1] - processed[-1 - half]) / (half * ahead)
+    beyond = rate ** ((passes - 1) * ahead + 1)
+    return np.asarray((1 - rate) * (known + beyond * processed[-1]) + beyond * slope + prices.waiting)
+
+
+_MOST_PASSES = 256
+"""Passes of a speculation whose times are computed one by one."""
 
 
 def break_even_link(

@@ -87,7 +87,8 @@ class Parameters(batching.StaticBatching):
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
         """All tokens leave after a half, or three quarters, of the layers."""
-        made = (Proposal({"layers": known.layers, "exit_layer": known.layers * part // 4}) for part in (2, 3))
+        exits = (known.layers * part // 4 for part in (2, 3))
+        made = (Proposal({"layers": known.layers, "exit_layer": each}, setting=f"layer {each}") for each in exits)
         return Proposals(tuple(made) if known.lossy else (), needs_lossy(known))
 
     def __post_init__(self) -> None:

@@ -20,6 +20,8 @@ and sampled. When all tokens are accepted there is no bonus token: the target ha
   the order to stop: the draft model works on rejected tokens for the link time of this transfer, then restarts from its cache rows
   of accepted tokens. Tokens and rounds are those of `round`.
 
+A server may allow fewer tokens in a round (`DraftLimit`): then fewer are drafted, and waiting tokens beyond them are dropped.
+
 Drafts are cut at the end of the sequence, and the target generates the last token itself: nothing is drafted during that pass.
 Accepted tokens go to the draft model's unit and drafted tokens come back. A round that drafts therefore takes the longer of the
 target's pass and link + drafts + link. With `rejection`, a round that rejects the first drafted token takes the longer of the
@@ -48,7 +50,7 @@ from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
-from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
+from model.steps import DraftLimit, Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 ROUND, REJECTION = DRAFT_STOPS = ("round", "rejection")
 
@@ -92,9 +94,11 @@ class Parameters(DraftModel):
         if not known.independent_draft:
             return Proposals(missing="a draft model; a head needs the target's states, so it cannot draft during the target's pass")
         outcomes = {"kind": "iid", "acceptance_rate": known.rates[0]}
-        tables = ({"layers": known.layers, "draft_length": length} for length in known.draft_lengths)
         assumed = "the acceptance of the first drafted token holds at every position"
-        return Proposals(tuple(Proposal(table, outcomes, assumed) for table in tables))
+        return Proposals(tuple(
+            Proposal({"layers": known.layers, "draft_length": length}, outcomes, assumed, f"K = {length}")
+            for length in known.draft_lengths
+        ))  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 1, (MAX_DRAFT + 1) // 2)
@@ -161,10 +165,12 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     running, rows = _Draft(None), 0  # the last draft; rows of the draft model's cache that stay valid
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         last, running = running, _Draft(running.home)
-        length = min(parameters.draft_length, end - len(sequence) - 1 - len(waiting))
+        most = yield DraftLimit(parameters.draft_length)
+        del waiting[most:]
+        length = min(most, end - len(sequence) - 1 - len(waiting))
         if length:
             ahead = [*sequence, *(guess.token for guess in waiting)]
-            model = Model("draft", parameters.draft_layers, DRAFT_UNIT, rows, parameters.sampled)
+            model = Model("draft", parameters.draft_layers, DRAFT_UNIT, min(rows, len(ahead) - 1), parameters.sampled)
             body = _drafting(model, ahead, length) if lockstep else _first_ahead(model, ahead, length, last, running)
             running.begun = yield Fork((body,), (DRAFT_UNIT,), (running.home,))
         out = yield verification_pass(target, sequence, waiting)
@@ -175,7 +181,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         if goes_on and sequence[-1] not in stop:
             yield from running.whole()
         waiting = running.guesses[1:] if goes_on else []
-        rows = len(sequence) + len(waiting) - 1
+        read = len(sequence) + len(waiting) - 1
+        rows = read if length else min(rows, read)
     if not lockstep:
         yield running.stop()
 

@@ -12,7 +12,7 @@ many tokens with i.i.d. acceptances.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
+from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit
@@ -29,10 +30,11 @@ from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments
 from model.methods.speculative.theory import sum_of_powers
-from model.outcomes.outcome_laws import Chain
+from model.outcomes.outcome_laws import Chain, constant_rates
 
 __all__ = [
-    "claim_bound", "claim_formula", "expected_tokens", "operations", "predict", "predict_points", "slowest", "speedup", "work",
+    "claim_bound", "claim_formula", "expected_tokens", "operations", "predict", "predict_points", "slowest", "speedup",
+    "steady_state", "work",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -170,6 +172,32 @@ def speedup(
     decided_first = (1 - rate) * np.maximum(ratio, 1.0) + rate * whole  # passes of a round that decides on its first drafted token
     to_it, post = rate ** (gamma - 1), rate / (1 + rate - rate**gamma)
     return np.asarray(tokens / ((1 - post) * decided_first + post * (1 - to_it + to_it * decided_first)))
+
+
+def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:
+    """Time per token in the long run [s], without links, where passes take longer with their width; shape (laws, cells).
+
+    The rounds of `speedup`, each at its own price: a pass over one token in pre-verify, over gamma tokens in post-verify.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> flat = SteadyPrices(lambda width: np.ones((1, 1)), np.full((1, 1), 0.2))
+    >>> print((1 / steady_state(Parameters(40, 4), [Iid(0.8)], flat)).round(3), speedup(0.8, 4, 0.2).round(3))
+    [[2.123]] 2.123
+    """
+    rate, gamma = constant_rates(laws, Parameters.LABEL), parameters.draft_length
+    first, whole = prices.draft, gamma * prices.draft
+    post = rate / (1 + rate - rate**gamma)  # share of post-verify rounds
+
+    def deciding_on_first(verify: Floats) -> Floats:
+        """A round that decides on its first drafted token: if that is rejected, it need not wait for the rest of the draft."""
+        alone = np.maximum(verify, whole if parameters.lockstep else first)
+        return np.asarray((1 - rate) * alone + rate * np.maximum(verify, whole))
+
+    single, several = prices.verify(1), prices.verify(gamma)
+    to_it = rate ** (gamma - 1)
+    rejecting = np.maximum(several, whole) if parameters.lockstep else several  # a waiting token is rejected
+    rounds = (1 - post) * deciding_on_first(single) + post * ((1 - to_it) * rejecting + to_it * deciding_on_first(several))
+    return np.asarray(rounds / expected_tokens(rate, gamma) + prices.waiting)
 
 
 # --- Claims -----------------------------------------------------------------------------------------------------------

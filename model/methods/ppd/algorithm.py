@@ -95,9 +95,11 @@ class Parameters(MethodParameters):
             return Proposals(missing="two replicas or more: --gpus")
         if known.match_rate is None:
             return Proposals(missing="--match-rate, the probability that an early candidate is the final token")
-        table = {"layers": known.layers, "exit_layer": known.layers // 2, "candidates": known.units - 1}
-        assumed = f"the match rate is that of {known.units - 1} candidates after layer {known.layers // 2}"
-        return Proposals((Proposal(table, {"kind": "iid", "match_rate": known.match_rate}, assumed),))
+        middle = (known.layers + 1) // 2  # the literal form needs at least half of the layers
+        table = {"layers": known.layers, "exit_layer": middle, "candidates": known.units - 1}
+        setting = f"{known.units - 1} candidate{'s' if known.units > 2 else ''} after layer {middle}"
+        assumed = f"the match rate is that of {setting}"
+        return Proposals((Proposal(table, {"kind": "iid", "match_rate": known.match_rate}, assumed, setting),))
 
     def __post_init__(self) -> None:
         self.check_batching()

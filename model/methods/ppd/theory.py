@@ -10,13 +10,15 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit
@@ -24,7 +26,7 @@ from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.ppd.algorithm import Parameters, main_process
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.stages import Stage, StagePoint, moments_of_points
-from model.outcomes.outcome_laws import Iid, Law, Markov
+from model.outcomes.outcome_laws import Iid, Law, Markov, constant_rates
 
 Floats = NDArray[np.float64]
 
@@ -510,6 +512,36 @@ def _summed(points: PredictionPoints[Parameters]) -> Prediction:
     found = moments_of_points([StagePoint(steps[choice], choices[choice].tokens, points.laws[law]) for choice, law in pairs])
     of_choices = [(float(choices[choice].parameters.units), plain[choice]) for choice in chosen.tolist()]
     return Prediction(*found, *np.array(of_choices).T).at(index)
+
+
+def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:
+    """Time per token in the long run [s], without links and dispatches, of the forms with a barrier; shape (laws, cells).
+
+    The times of `stages`, weighted by the share of tokens in each: 1 - p after a miss; if the last stages alternate after matches,
+    p / (1 + p) and p^2 / (1 + p).
+
+    >>> flat = SteadyPrices(lambda width: np.full((1, 1), 40.0), np.zeros((1, 1)))
+    >>> steady_state(Parameters(40, 20, 3), [Iid(0.5)], flat).tolist()
+    [[30.0]]
+    """
+    if parameters.form in ("eager", "nested"):
+        raise checks.ParameterError(
+            f"form must be 'literal' or 'flat' for a time per token in the long run, got {parameters.form!r}; predict a number of"
+            " tokens instead"
+        )
+    rate, layers, exit_at = constant_rates(laws, Parameters.SHORT_LABEL), parameters.layers, parameters.exit_layer
+    width = parameters.candidates if parameters.batched else 1
+
+    def stage(depth: int, gap: int) -> Floats:
+        before = prices.part((gap - depth) / layers, begins=not depth) if gap > depth else 0.0
+        rest = prices.part((layers - gap) / layers, begins=False)
+        return np.asarray(before + np.maximum(rest, prices.part((layers - gap) / layers, begins=True, width=width)))
+
+    late = layers - exit_at
+    total = (1 - rate) * stage(0, exit_at)
+    if late <= exit_at:
+        return np.asarray(total + rate * stage(late, exit_at) + prices.waiting)
+    return np.asarray(total + rate / (1 + rate) * (stage(late, late) + rate * stage(exit_at, exit_at)) + prices.waiting)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

@@ -96,7 +96,8 @@ class Parameters(batching.StaticBatching):
     def proposals(cls, known: Known) -> Proposals:
         """From all layers down to half of them over the output."""
         table = {"layers": known.layers, "max_layers": known.layers, "min_layers": max(1, known.layers // 2)}
-        made = Proposal({**table, "prompt": 0, "sequence_length": PROPOSED_TOKENS})
+        setting = f"{known.layers} to {table['min_layers']} layers"
+        made = Proposal({**table, "prompt": 0, "sequence_length": PROPOSED_TOKENS}, setting=setting)
         return Proposals((made,) if known.lossy else (), needs_lossy(known))
 
     def __post_init__(self) -> None:

@@ -59,6 +59,7 @@ from model.methods.claim_bounds import NO_DRAFT, ClaimRule
 from model.methods.draft_model import COLOCATED, MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import BATCHING, CONTINUOUS, STATIC
+from model.methods.proposals import Known, Proposal, Proposals
 from model.outcomes.outcome_laws import Chain
 from model.steps import GREEDY, MASK, SAMPLED, Batch, Commit, DraftLimit, Features, Forward, LayerSpan, Read, Step, Steps, ended
 
@@ -125,6 +126,22 @@ class Parameters(batching.StaticBatching, DraftModel):
         },
         fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
     )
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Block verification with every draft length for which its acceptance is known; advice itself is about drafts by token."""
+        if known.block_rates is None:
+            return Proposals(missing="its block verification: acceptance by draft position measured with it, --block-acceptance")
+        rates = known.block_rates
+        drafter = MODEL if known.independent_draft else PARALLEL if known.parallel_draft else HEADS
+        common = {"layers": known.layers, "sampled": True, "verification": BLOCK, "drafter": drafter}
+        return Proposals(tuple(
+            Proposal(
+                common | {"draft_length": length}, {"kind": "by-draft-position", "acceptance_rates": [*rates[:length]]},
+                setting=f"K = {length}", variant="block verification",
+            )
+            for length in known.draft_lengths if length <= len(rates)
+        ))  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)

@@ -13,12 +13,13 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
@@ -40,7 +41,7 @@ from model.methods.rounds import (
 from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
-from model.outcomes.outcome_laws import Chain
+from model.outcomes.outcome_laws import Chain, Iid
 
 Floats = NDArray[np.float64]
 
@@ -358,6 +359,34 @@ def best_draft_length(speed: Callable[[int], Floats], longest: int) -> tuple[NDA
         which = np.where(this > best, gamma, which)
         best = np.maximum(this, best)
     return np.asarray(which), np.asarray(best)
+
+
+def steady_state(parameters: Parameters, laws: Sequence[AcceptanceLaw], prices: SteadyPrices) -> Floats:
+    """Time per token in the long run [s], without links: (T(gamma + 1) + gamma T_d) / E[N]; shape (laws, cells).
+
+    E[N] is 1 plus the probabilities that at least 1, 2, ..., gamma tokens are accepted, of independent acceptances or rounds. A
+    parallel draft makes one pass.
+
+    >>> flat = SteadyPrices(lambda width: np.ones((1, 1)), np.full((1, 1), 0.1))
+    >>> print((1 / steady_state(Parameters(40, 3), [Iid(0.79)], flat)).round(4), speedup(0.79, 3, 0.1).round(4))
+    [[2.2363]] 2.2363
+    """
+    gamma = parameters.draft_length
+    tokens = np.array([[1.0 + float(_survival(law, gamma).sum())] for law in laws])
+    passes = min(gamma, 1) if parameters.drafts_in_one_pass else gamma
+    return np.asarray((prices.verify(gamma + 1) + passes * prices.draft) / tokens + prices.waiting)
+
+
+def _survival(law: AcceptanceLaw, draft_length: int) -> Floats:
+    """Probability that at least 1, 2, ... drafted tokens are accepted."""
+    if isinstance(law, Iid):
+        return np.asarray(float(law.rate) ** np.arange(1.0, draft_length + 1))
+    if isinstance(law, Rounds) and len(law.survival) >= draft_length:
+        return law.survival[:draft_length]
+    raise checks.ParameterError(
+        f"acceptances must be independent, or known for each of draft_length={draft_length} positions in a draft, for a time per"
+        " token in the long run; predict a number of tokens instead"
+    )
 
 
 # --- A given number of tokens ---------------------------------------------------------------------------------------

@@ -49,7 +49,8 @@ from model.base import checks
 from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import COLOCATED, DraftModel
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
-from model.methods.speculative.algorithm import DRAFTERS, MODEL, PARALLEL, Model, read_with_states, start
+from model.methods.proposals import Known, Proposal, Proposals
+from model.methods.speculative.algorithm import DRAFTERS, HEADS, MODEL, PARALLEL, Model, read_with_states, start
 from model.methods.tree import draft_trees
 from model.methods.tree.draft_trees import ROOT, DraftTree, likeliest
 from model.steps import (
@@ -77,6 +78,8 @@ NEEDS = MappingProxyType({
 MAY_HAVE = MappingProxyType({SEQUOIA: ("width",), EAGLE_2: ("rank_rates",)})
 """Parameters that it may have besides."""
 LIKELIEST_TOKENS, DISTINCT_TOKENS = CANDIDATES = ("likeliest", "distinct")
+PROPOSED_NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of nodes of the trees that are proposed for advice."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,26 @@ class Parameters(DraftModel):
         source="tokens per pass of the target, with drafts that cost no time: Section 3.1 of Chen et al., arXiv:2402.12374",
         names={"specinfer": "", "sequoia": "", "token tree verification": "", "tree speculation": ""},
     )  # fmt: skip
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """The trees of `PROPOSED_NODES` nodes that accept most tokens at the rank rates, for each depth up to the longest draft."""
+        if known.rank_rates is None:
+            return Proposals(missing="acceptance by rank and depth of the draft's candidates: --rank-rates")
+        rates = known.rank_rates
+        drafter = MODEL if known.independent_draft else PARALLEL if known.parallel_draft else HEADS
+        depths = range(1, min(len(rates), max(known.draft_lengths)) + 1)
+        return Proposals(tuple(
+            Proposal(
+                {
+                    "layers": known.layers, "shape": SEQUOIA, "nodes": nodes, "draft_depth": depth, "drafter": drafter,
+                    "rank_rates": rates[:depth],
+                },
+                {"kind": "by-depth", "rank_rates": rates[:depth]},
+                "a pass of the draft takes the same time for any number of candidates", f"{nodes} nodes, depth {depth}",
+            )
+            for depth in depths for nodes in PROPOSED_NODES if nodes > depth
+        ))  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.one_of("shape", self.shape, SHAPES)
@@ -268,10 +291,23 @@ class Parameters(DraftModel):
         """Levels that a round drafts: the depth of the tree, which may be less than `draft_depth`, or that of its growth."""
         return self.draft_depth or 0 if self.shape == EAGLE_2 else self.trees[0].depth
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes of a round, by the levels that it drafts."""
+        if self.shape == EAGLE_2:
+            nodes, width = self.nodes or 0, self.width or 0
+            return (0, *[min(nodes, width + (levels - 1) * width**2) for levels in range(1, self.levels + 1)])
+        return (0, *[self.trees[0].cut(levels).nodes for levels in range(1, self.levels + 1)])
+
     @property
     def several_hypotheses(self) -> bool:
         """True if passes follow several hypotheses; a chain makes the passes of speculative decoding."""
         return self.shape == EAGLE_2 or not self.trees[0].is_chain
+
+    @property
+    def joint_verification(self) -> bool:
+        """True if a position has several candidates, so that accepted over drafted tokens is no acceptance rate of a token."""
+        return self.several_hypotheses
 
     @property
     def longest_draft(self) -> int:
@@ -327,7 +363,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room, known = end - len(sequence) - 1, len(sequence)
         longest = min(parameters.levels, room) if parameters.cut else parameters.levels
-        levels = yield DraftLimit(longest)
+        levels = yield DraftLimit(longest, parameters.sizes)
         if states is not None and longest and not levels:
             yield _first_pass(parameters, drafter, sequence, states, 0)  # it keeps in step with the target, whose states it reads
         nodes = yield from _drafted(parameters, drafter, sequence, states, levels)
@@ -335,7 +371,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         path, token = yield from accept_path(parameters, out, nodes, room)
         new = ended([*[nodes[node].token for node in path], token], stop)
         sequence += new
-        yield Commit("round", tuple(new), len(nodes))
+        ranks, candidates = ranks_of(nodes, path, room)
+        yield Commit("round", tuple(new), len(nodes), ranks=ranks[: len(new)], candidates=candidates[: len(new)])
         target.place = _places(nodes)[path[-1]] if path else 0
         if states is not None:
             # The draft's rows of drafted tokens do not come from the target's states: all new tokens are read (again).
@@ -489,9 +526,7 @@ def accept_path(
     parameters: Parameters, output: Any, nodes: Sequence[DraftedNode], room: int
 ) -> Generator[Step, Any, tuple[list[int], int]]:
     """Return the accepted nodes, at most `room`, from the root on, and the target's own next token."""
-    children: dict[int, list[int]] = {}
-    for index, node in enumerate(nodes):
-        children.setdefault(node.parent, []).append(index)
+    children = children_of(nodes)
     choose = _by_rejections if parameters.candidates == DISTINCT_TOKENS else _by_own_token
     path: list[int] = []
     at = ROOT
@@ -529,6 +564,29 @@ def _by_rejections(
             return child, token
         rejected = (*before, token)
     return None, (yield Read("residual", output, offset, 1, None, source, place, (), rejected[:-1]))
+
+
+def children_of(nodes: Sequence[DraftedNode]) -> dict[int, list[int]]:
+    """Children of each node that has some, best first."""
+    children: dict[int, list[int]] = {}
+    for index, node in enumerate(nodes):
+        children.setdefault(node.parent, []).append(index)
+    return children
+
+
+def ranks_of(nodes: Sequence[DraftedNode], path: Sequence[int], room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ranks of the accepted nodes among the candidates at their depth, and 0 for the token after them; numbers of candidates.
+
+    After `room` accepted nodes no candidates are verified.
+
+    >>> nodes = [DraftedNode(7, ROOT, None, 0), DraftedNode(8, ROOT, None, 0), DraftedNode(9, 1, None, 0)]
+    >>> ranks_of(nodes, [1], 3), ranks_of(nodes, [1, 2], 3), ranks_of(nodes, [1], 1)
+    (((2, 0), (2, 1)), ((2, 1, 0), (2, 1, 0)), ((2, 0), (2, 0)))
+    """
+    children = children_of(nodes)
+    below = [children.get(node, []) if depth < room else [] for depth, node in enumerate((ROOT, *path))]
+    ranks = [1 + own.index(node) for own, node in zip(below, path, strict=False)]
+    return (*ranks, 0), tuple([len(own) for own in below])
 
 
 def _places(nodes: Sequence[DraftedNode]) -> list[int]:

@@ -15,14 +15,16 @@ becomes a short chain, or nothing, in a large one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
@@ -175,6 +177,35 @@ def speedup(
     return np.asarray(expected_tokens(tree, rates) / (verify + depth * ratio))
 
 
+def steady_state(parameters: Parameters, laws: Sequence[RankLaw], prices: SteadyPrices) -> Floats:
+    """Time per token in the long run [s], without links: (T(b, n + 1) + D T_d) / G; shape (laws, cells).
+
+    G of laws with classes is the mean over the classes of drafts. It has no such form where each sequence has a class.
+
+    >>> flat = SteadyPrices(lambda width: np.full((1, 1), 1.1 if width > 1 else 1.0), np.full((1, 1), 0.1))
+    >>> steady_state(Parameters(32, "full", 1, 2), [RankRates([[[0.6, 0.2]]])], flat).round(12).tolist()  # 1.2 / 1.8
+    [[0.666666666667]]
+    """
+    tokens = np.array([[_tokens_of(parameters, law)] for law in laws])
+    passes = tree_rounds.passes_of(parameters, parameters.levels)
+    drafts = 1 if parameters.drafts_in_one_pass else 1 + len(passes.widths)
+    return np.asarray((prices.verify(passes.drafted + 1) + drafts * prices.draft) / tokens + prices.waiting)
+
+
+def _tokens_of(parameters: Parameters, law: RankLaw) -> float:
+    """Expected tokens of a round."""
+    if not isinstance(law, RankRates) or (law.by_sequence and law.classes > 1):
+        raise checks.ParameterError(
+            "ranks must have rates that hold for every draft for a time per token in the long run; predict a number of tokens"
+            " instead"
+        )
+    found = 0.0
+    for index, (weight, table) in enumerate(zip(law.weights, law.rates, strict=True)):
+        rates = [row.tolist() for row in table]
+        found += weight * expected_tokens(parameters.tree_of_class(index, parameters.levels), rates)
+    return found
+
+
 # --- Claims ---------------------------------------------------------------------------------------------------------
 
 
@@ -230,18 +261,36 @@ def best_trees(
     >>> found[16].tree.nodes, round(found[16].speedup, 3), found[4].tree.parents
     (7, 2.173, (-1, -1, 0, 1))
     """
+    found = tree_speeds(rates, layers, cost, nodes=nodes, depth=depth, width=width, at=at, parallel=parallel)
+    best: Iterator[TreeSpeed] = accumulate(found, lambda one, other: one if one.speedup >= other.speedup else other)
+    return [*best]
+
+
+def tree_speeds(
+    rates: Sequence[Sequence[float]], layers: int, cost: StepCosts, *, nodes: int, depth: int, width: int | None = None,
+    at: int = 0, parallel: bool = False,
+) -> list[TreeSpeed]:  # fmt: skip
+    """Fastest tree of exactly 0, 1, ..., `nodes` nodes, of any depth up to `depth`; see `best_trees`.
+
+    Where no tree within the depth and width has that number of nodes, there is none, and the speed-up is 0.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> cost = UnitCost(32, cost_ratio=0.05, verify_cost=((1, 1.0), (8, 1.1), (64, 6.0)))
+    >>> [round(each.speedup, 3) for each in tree_speeds([[0.6, 0.2, 0.1]] * 4, 32, cost, nodes=9, depth=4)[6:]]
+    [2.117, 2.173, 2.084, 2.007]
+    """
     plain = float(cost.plain_times(at))
-    best = [TreeSpeed(None, 1.0)]
     by_depth = [OptimalTrees(rates, nodes, levels, width) for levels in range(1, depth + 1)] if nodes else []
+    speeds = [TreeSpeed(None, 1.0)]
     for count in range(1, nodes + 1):
-        found = best[-1]
+        found = TreeSpeed(None, 0.0)
         for trees in by_depth:
             tree = trees.tree(count)
             if tree.nodes == count:
                 gain = (1 + float(trees.accepted[count])) * plain / round_time(tree, layers, cost, at=at, parallel=parallel)
                 found = max(found, TreeSpeed(tree, gain), key=lambda each: each.speedup)
-        best.append(found)
-    return best
+        speeds.append(found)
+    return speeds
 
 
 def best_tree(

@@ -54,8 +54,8 @@ def passes_of(parameters: Parameters, levels: int) -> TreePasses:
     if not levels:
         return TreePasses(0, ())
     if parameters.shape == EAGLE_2:
-        width, nodes = parameters.width or 0, parameters.nodes or 0
-        return TreePasses(min(nodes, width + (levels - 1) * width**2), (width,) * (levels - 1))
+        width = parameters.width or 0
+        return TreePasses(parameters.sizes[levels], (width,) * (levels - 1))
     tree = parameters.trees[0].cut(levels)
     return TreePasses(tree.nodes, () if parameters.drafts_in_one_pass else tree.draft_widths)
 

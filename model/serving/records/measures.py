@@ -27,6 +27,8 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 PERCENTILES = (50, 90, 99)
 MOST_TRUNCATED = 0.5
 """Largest share of the requests that is left out at the beginning."""
+ROUNDING = 1e-9
+"""Squared standard errors, relative to the square of the mean by batches, that count as equal."""
 TAIL = 0.1
 """Share of the requests that is left out at the end."""
 BACKLOG = 0.05
@@ -64,7 +66,8 @@ def truncation(series: Floats, batch: int = 5) -> int:
     # Sums over the rest, from the end.
     total, squares = np.cumsum(means[::-1])[::-1][: most + 1], np.cumsum(means[::-1] ** 2)[::-1][: most + 1]
     errors = (squares - total**2 / left) / left**2
-    return int(np.argmin(errors)) * batch
+    # Where requests are alike, errors are what rounding leaves, which differs between processors: as many as possible are kept.
+    return int(np.argmax(errors <= errors.min() + ROUNDING * means.mean() ** 2 / count)) * batch
 
 
 ENDS = 5

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from model.base import checks
+from model.logs import position_log
 from model.methods.method_parameters import MethodParameters
 from model.methods.tree.draft_trees import MAX_DEPTH, by_depth, require_rates
+from model.methods.tree.ranks_from_logs import windows
 from model.outcomes.intervals import wilson
 from model.outcomes.rank_laws import RankRates, ReplayedRanks
 from sim.scenarios.outcomes.outcome_files import json_of, read_once
@@ -108,7 +110,8 @@ class RecordedRanks(LawRecord):
     """Recorded ranks by output position, from a JSON `file`.
 
     The file has an object with `ranks`: for each sequence, for each output position, the ranks at depth 1, 2, ... of a draft that
-    starts there (0: none of the candidates), along the target's own tokens.
+    starts there (0: none of the candidates), along the target's own tokens. A position log (`calibrate log --draft`) is such a
+    file too.
     """
 
     file: str
@@ -144,6 +147,8 @@ def recorded_ranks(file: str, tokens: int = 1) -> list[Any]:
 
 def _record_of(file: str, _: str) -> list[Any]:
     content = json_of(file, "ranks")
+    if isinstance(content, dict) and content.get("part") == position_log.PART:
+        return _of_log(file)
     if not isinstance(content, dict) or "ranks" not in content:
         raise checks.ParameterError(f"key ranks is missing in {file!r}; a record of ranks has the ranks of each sequence")
     form = "a list of sequences, each a list of the ranks by depth at each output position, of at least one depth"
@@ -167,6 +172,16 @@ def _record_of(file: str, _: str) -> list[Any]:
                 checks.whole(f"ranks[{index}][{place}][{depth}] of {file!r}", rank, 0, 65535)
         found.append(np.array(rows, dtype=np.int64))
     return found
+
+
+def _of_log(file: str) -> list[Any]:
+    """Ranks of drafts that start at each position of a position log: the draft reads the target's own tokens at every depth."""
+    log = position_log.load(file)
+    try:
+        ranks = log.draft_ranks()
+    except checks.ParameterError as error:
+        raise checks.ParameterError(f"file {file!r}: {error}") from None
+    return [windows(np.minimum(each, 65535), MAX_DEPTH) for each in ranks]
 
 
 KINDS: dict[str, type[LawRecord]] = {"by-depth": RanksByDepth, "classes": RanksByClass, "replay": RecordedRanks}

@@ -25,6 +25,7 @@ from model.methods.rounds import Rounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import paths as speculative_paths
 from model.methods.tree import algorithm, paths, theory
+from model.methods.tree.draft_trees import ROOT
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
@@ -201,6 +202,26 @@ def confident_events_are_paths(x: Example) -> None:
     equal("rounds", float(tally.rounds[0]), rounds(run))
     equal("drafted tokens", float(tally.drafted[0]), drafted(run))
     equal("text", [*run.tokens][: size(x)], [*range(1, size(x) + 1)])
+
+
+@theorem("43j", "Each commit holds the ranks of its tokens by depth, and the numbers of candidates that were verified there.",
+         source="the outcomes themselves", given=lambda: decodings("whole"))
+def commits_hold_ranks(x: Example) -> None:
+    parameters, at = parameters_of(x), 0
+    for commit in count_work(x).committed:
+        room = size(x) - at - 1
+        levels = min(parameters.levels, room) if parameters.cut else parameters.levels
+        children = parameters.trees[0].cut(levels).children if levels else {}
+        node, expected = ROOT, []
+        for depth in range(levels + 1):
+            below = children.get(node, ()) if depth < room else ()
+            rank = x["ranks"][depth][at] if below else 0
+            expected.append((rank if rank <= len(below) else 0, len(below)))
+            if not expected[-1][0]:
+                break
+            node = below[rank - 1]
+        equal("ranks and candidates", [*zip(commit.ranks, commit.candidates, strict=True)], expected)
+        at += len(commit.tokens)
 
 
 # --- 44: output ---
