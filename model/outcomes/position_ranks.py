@@ -1,10 +1,13 @@
 """Laws of ranks by output position: which of the draft's likeliest tokens there is the target's token.
 
 Rank r means that the target's token is the r-th likeliest of the draft, 0 that it is none of the ranks that the law knows. In
-greedy decoding the drafted token is the likeliest, so that rank 1 is its acceptance, and a rejected token has rank 2, 3, ... or
-0. Ranks are
-given that all tokens before are right, and are independent by position. One random number decides the
-rank of a position: the lower it is, the likelier the token, so that a law with higher rates never has a worse rank.
+greedy decoding the drafted token is the likeliest, so that rank 1 is its acceptance, and a rejected token has rank 2, 3, ... or 0.
+Ranks are given that all tokens before are right, and are independent by position. One random number decides the rank of a
+position: the lower it is, the likelier the token, so that a law with higher rates never has a worse rank.
+
+Ranks of trees (`model.outcomes.rank_laws`) are drawn for a draft, by the position where it starts and by depth. Here a position has
+one rank wherever rounds begin, so that methods whose rounds begin at different positions have the same outcomes. With equal rates
+at every depth a round of either law accepts as many tokens with the same probability.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Ranks of trees (`rank_outcomes`) are by the position where a draft starts and by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 

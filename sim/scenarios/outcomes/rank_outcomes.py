@@ -141,7 +141,9 @@ def recorded_ranks(file: str, tokens: int = 1) -> list[Any]:
     found = [each for each in sequences if len(each) >= tokens]
     if not found:
         longest = max(len(each) for each in sequences)
-        raise checks.ParameterError(f"tokens must be at most {longest}, the longest sequence of {file!r}, got {tokens}; decode fewer")
+        raise checks.ParameterError(
+            f"tokens must be at most {longest}, the longest sequence of {file!r}, got {tokens}; decode fewer"
+        )
     return found
 
 

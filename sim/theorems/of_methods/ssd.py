@@ -447,7 +447,7 @@ def _hidden(x: Example) -> bool:
     return "verify_cost" not in x["cost"] and preparing <= prices.target_pass
 
 
-class _Rows(NamedTuple):
+class _ReadTokens(NamedTuple):
     """Tokens that each model has read, in one process; those of numbered sequences under (role, number)."""
 
     read: dict[Any, tuple[int, ...]]
@@ -463,16 +463,16 @@ class _Rows(NamedTuple):
 
 class _Ended(NamedTuple):
     value: Any
-    rows: _Rows
+    rows: _ReadTokens
 
 
-def in_turn(steps: Steps, rows: _Rows | None = None) -> Generator[Step, Any, Any]:
+def in_turn(steps: Steps, rows: _ReadTokens | None = None) -> Generator[Step, Any, Any]:
     """Run each sub-process to its end where it is forked, with the cache rows that it starts with.
 
     Passes read all tokens from the start, and the sequences of a batch are read one by one, so that the text does not depend on
     concurrency.
     """
-    rows = _Rows({}) if rows is None else rows
+    rows = _ReadTokens({}) if rows is None else rows
     answer: Any = None
     while True:
         try:
@@ -483,7 +483,7 @@ def in_turn(steps: Steps, rows: _Rows | None = None) -> Generator[Step, Any, Any
             case Fork():
                 heirs, answer = step.heirs_of or (None,) * len(step.bodies), []
                 for body, heir in zip(step.bodies, heirs, strict=True):
-                    own = _Rows(dict((heir.rows if heir is not None else rows).read))
+                    own = _ReadTokens(dict((heir.rows if heir is not None else rows).read))
                     answer.append(_Ended((yield from in_turn(body, own)), own))  # type: ignore[arg-type]
             case Join():
                 answer = [task.value for task in step.tasks]
