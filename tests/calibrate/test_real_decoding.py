@@ -34,6 +34,7 @@ SEEDS = {"target": 4, "draft": 1, "medium": 2}
 CHOICES: dict[str, list[str]] = {
     "autoregressive": [], "ppd": ["exit_layer=3", "candidates=3"], "speculative": ["draft_length=3"],
     "pearl": ["draft_length=3"], "amusd": ["draft_length=6"], "dsi": ["lookahead=2", "verifiers=2"],
+    "ssd": ["draft_length=3", "fan_out=2"],
     "tree": ["shape=full", "draft_depth=2", "width=2"],
     "adaptive": ["policy=heuristic"], "hierarchical": ["draft_length=3", "reading=bonus"], "beam": ["draft_length=2", "beams=2"],
     "bild": ["fallback_threshold=0.1", "rollback_threshold=3"], "skipdecode": ["min_layers=2", "max_layers=5"],

@@ -101,6 +101,7 @@ CHOICES = st.one_of(
     some("ppd", form=st.just("flat"), exit_layer=whole(1, LAYERS), candidates=whole(1, 4), sampled=flags, batched=flags),
     some("speculative", draft_length=whole(0, 7), sampled=flags, placement=placements),
     some("pearl", draft_length=whole(1, 9), sampled=flags, draft_stop=st.sampled_from(["round", "rejection"])),
+    some("ssd", draft_length=whole(1, 4), fan_out=whole(1, 4), backup=st.sampled_from(["draft", "none"]), sampled=flags),
     some("tree", shape=st.just("full"), draft_depth=whole(1, 3), width=whole(1, 3)),
     some("tree", shape=st.just("eagle-2"), draft_depth=whole(1, 3), width=whole(2, 3), nodes=whole(3, 3)),
     some("adaptive", policy=st.just("heuristic"), max_draft_length=whole(5, 9), sampled=flags, placement=placements),
@@ -148,7 +149,7 @@ def test_a_run_is_played_again(
 ALL = {
     "autoregressive": {}, "ppd": {"exit_layer": 3, "candidates": 3}, "speculative": {"draft_length": 3, "sampled": True},
     "pearl": {"draft_length": 3, "sampled": True}, "amusd": {"draft_length": 6, "sampled": True},
-    "dsi": {"lookahead": 2, "verifiers": 2, "sampled": True},
+    "dsi": {"lookahead": 2, "verifiers": 2, "sampled": True}, "ssd": {"draft_length": 3, "fan_out": (2, 1, 2, 1), "sampled": True},
     "tree": {"shape": "full", "draft_depth": 2, "width": 2, "sampled": True, "candidates": "distinct"},
     "adaptive": {"policy": "heuristic"}, "hierarchical": {"draft_length": 3}, "beam": {"draft_length": 2, "beams": 3},
     "bild": {"fallback_threshold": 0.1, "rollback_threshold": 3.0},

@@ -179,7 +179,7 @@ def two() -> Advice:
 
 def test_other_methods_and_uses_are_in_the_same_units(two: Advice) -> None:
     rows = {(row["method"], row["batch"]): row for row in two.others.rows}
-    assert {method for method, _ in rows} == {"amusd", "early_exit", "pearl", "ppd", "skipdecode"}
+    assert {method for method, _ in rows} == {"amusd", "early_exit", "pearl", "ppd", "skipdecode", "ssd"}
     assert {row["exact"] for row in two.others.rows if row["method"] in ("pearl", "ppd")} == {True}
     plain = next(row for row in two.rows if row["method"] == "autoregressive" and row["batch"] == 1)
     for row in rows.values():
@@ -228,11 +228,11 @@ def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
 
 
 @pytest.mark.parametrize(("name", "moves"), [
-    ("draft_pass", {"amusd", "pearl"}), ("step", {"amusd", "ppd", "early_exit", "skipdecode"}),
+    ("draft_pass", {"amusd", "pearl", "ssd"}), ("step", {"amusd", "ppd", "early_exit", "skipdecode", "ssd"}),
 ])
 def test_an_uncertain_term_of_the_law_widens_what_it_is_part_of(name: str, moves: set[str], two: Advice) -> None:
-    """A pass of the draft is part of PEARL and AMUSD alone. Layers left out save nothing of an engine's overhead, which also
-    changes how far AMUSD drafts during a pass of the target."""
+    """A pass of the draft is part of PEARL, AMUSD and SSD alone. Layers left out save nothing of an engine's overhead, which also
+    changes how far AMUSD drafts during a pass of the target, and what share of its time SSD drafts after a miss."""
     said = two.situation
     draws = {each: np.array([said.law.coefficients.get(each, 0.0)] * 2) for each in said.law.draws}
     draws[name] = draws[name] * [0.5, 4.0]

@@ -73,7 +73,8 @@ def test_cells_are_what_advice_says_there(found: MethodMap) -> None:
 def test_all_methods_that_can_be_proposed_are_there(found: MethodMap) -> None:
     labels = {each.label for each in found.cells[0].speeds}
     assert labels == {
-        "plain decoding", "speculative", "AMUSD", "DSI", "PEARL", "PPD", "trees", "block verification", "early exit", "SkipDecode"
+        "plain decoding", "speculative", "AMUSD", "DSI", "PEARL", "PPD", "SSD", "trees", "block verification", "early exit",
+        "SkipDecode",
     }  # fmt: skip
     known = {each.row["method"] for each in found.cells[0].speeds} | {name for name, _ in found.left_out} | {"speculative", "tree"}
     assert known - {"block verification"} >= {*registry.names()} - {"beam"}

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
+from model.methods.claim_bounds import ClaimRule
 from model.methods.concurrent.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate
 from model.methods.concurrent.unit_transfers import returned_to
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
@@ -43,6 +44,8 @@ from model.outcomes.position_ranks import MAX_RANK
 from model.steps import GREEDY, SAMPLED, Batch, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
 
 DRAFT, NONE = BACKUPS = ("draft", "none")
+PROPOSED_FAN_OUTS = (2, 4, 8)
+"""Fan-outs that advice evaluates besides 1."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +80,37 @@ class Parameters(DraftModel):
     EXACT = True
     TESTS_WHOLE_DRAFTS = False
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
+    CLAIMS = ClaimRule(
+        terms=("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate", "draft_length", "cost_ratio"),
+        needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"), ("cost_ratio",)),
+        source="walltime of Kumar et al., arXiv:2603.03251, with hits only, and rejections that each end a round",
+        names={"saguaro": "", "speculative speculative decoding": ""},
+    )
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
-        """Every draft length, with a branch for each number of accepted tokens.
+        """Every draft length with each of `PROPOSED_FAN_OUTS`, as far as ranks are known.
 
-        Ranks of rejected tokens are not known, so that all outcomes after a rejection count as misses.
+        Without rank rates there is a branch for each number of accepted tokens, and all outcomes after a rejection count as misses.
         """
         if known.units < 2:
             return Proposals(missing="a further device for the draft: --gpus")
         if not known.independent_draft:
             return Proposals(missing="a draft model; a head needs the target's states, so it cannot draft during the target's pass")
-        outcomes = {"kind": "ranks", "rank_rates": [known.rates[0], 0.0]}
-        tables = ({"layers": known.layers, "draft_length": length, "fan_out": 1} for length in known.draft_lengths)
-        assumed = "the acceptance of the first drafted token holds at every position; outcomes after a rejection count as misses"
-        return Proposals(tuple(Proposal(table, outcomes, assumed) for table in tables))
+        ranks = (known.rates[0],) if known.rank_rates is None else known.rank_rates[0]
+        assumed = "passes of the draft over all branches take as long as over one; " + (
+            "the acceptance of the first drafted token holds at every position, and outcomes after a rejection count as misses"
+            if known.rank_rates is None
+            else "the rank rates of depth 1 hold at every position"
+        )
+        fan_outs = [1, *(count for count in PROPOSED_FAN_OUTS if count < len(ranks))]
+        return Proposals(tuple(
+            Proposal(
+                {"layers": known.layers, "draft_length": length, "fan_out": count},
+                {"kind": "ranks", "rank_rates": [*ranks, 0.0]}, assumed, f"K = {length}, fan-out {count}",
+            )
+            for length in known.draft_lengths if length for count in fan_outs
+        ))  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 1, MAX_DRAFT)

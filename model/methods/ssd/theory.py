@@ -13,15 +13,17 @@ drafts just in time E_hit = E_miss. Here a miss also waits for the preparation, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
+from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments
 from model.methods.speculative.theory import sum_of_powers
@@ -141,9 +143,44 @@ def speedup(parameters: Parameters, law: PositionRankRates, cost_ratio: float, l
     tokens = float(expected_tokens(alpha, longest))
     if parameters.backup == DRAFT:
         return tokens / float(round_time(hit, longest, cost_ratio, link))
-    after_empty = float(law.rates[: parameters.fan_outs[-1]].sum())
-    share = after_empty / (1 - hit + after_empty) if after_empty else 0.0
+    share = _drafted_share(parameters, law)
     return (share * tokens + 1 - share) / max(1.0, preparation_time(longest, cost_ratio, link))
+
+
+def _drafted_share(parameters: Parameters, law: PositionRankRates) -> float:
+    """Share of rounds that verify a draft, of many tokens."""
+    if parameters.backup == DRAFT:
+        return 1.0
+    after_empty = float(law.rates[: parameters.fan_outs[-1]].sum())
+    return after_empty / (1 - hit_probability(law, parameters.fan_outs) + after_empty) if after_empty else 0.0
+
+
+def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:
+    """Time per token in the long run [s], without links, where the target's passes take longer with their width; (laws, cells).
+
+    The rounds of `speedup`, each at its own price: a pass over K + 1 tokens, or over one where no draft was there.
+
+    >>> flat = SteadyPrices(lambda width: np.ones((1, 1)), np.full((1, 1), 0.15))
+    >>> law = PositionRankRates.power_law(0.8, 0.5, 5)
+    >>> print((1 / steady_state(Parameters(40, 4, 4), [law], flat)).round(3), round(speedup(Parameters(40, 4, 4), law, 0.15), 3))
+    [[2.842]] 2.842
+    """
+    longest = parameters.draft_length
+    for law in laws:
+        if not isinstance(law, PositionRankRates):
+            raise checks.ParameterError(
+                f"ranks must be as likely at every position for the time per token of {Parameters.SHORT_LABEL} in the long run, got"
+                f" a law that is not, {type(law).__name__}; predict a number of tokens instead"
+            )
+    alpha = np.array([[float(law.rates[0])] for law in laws])
+    share = np.array([[_drafted_share(parameters, law)] for law in laws])
+    hit = np.array([[hit_probability(law, parameters.fan_outs)] for law in laws])
+    preparation = (longest + 1) * prices.draft
+    drafted, empty = (np.maximum(prices.verify(width), preparation) for width in (longest + 1, 1))
+    if parameters.backup == DRAFT:
+        drafted = drafted + (1 - hit) * longest * prices.draft
+    tokens = share * expected_tokens(alpha, longest) + 1 - share
+    return np.asarray((share * drafted + (1 - share) * empty) / tokens + prices.waiting)
 
 
 def paper_speedup(hit_rate: float, tokens: float, tokens_missed: float, primary: float, backup: float) -> float:
@@ -183,3 +220,43 @@ def break_even_hit_rate(draft_length: int, cost_ratio: float, link: float = 0.0)
     in_turn = draft_length * cost_ratio + 2 * link
     longer = max(1.0, preparation_time(draft_length, cost_ratio, link)) - 1
     return longer / in_turn if in_turn else 0.0
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Largest speed-up for any dependence between outcomes, and any fan-out: (1 + a t) / max(v(1 + t), c (1 + t)), at least 1.
+
+    As `model.methods.claim_bounds.drafting_bound`, with t tested tokens per round, but each round takes only the longer of the
+    target's pass and of 1 + t draft passes: the prepared drafts take as many as tokens are tested, and one reads the draft.
+
+    >>> claim_bound(ClaimTerms({"draft_length": 3})).value, claim_bound(ClaimTerms({"draft_length": 9, "cost_ratio": 0.4})).value
+    (4.0, 2.5)
+    >>> round(claim_bound(ClaimTerms({"acceptance_rate": 0.8, "cost_ratio": 0.3})).value, 3)  # t = 1 / c - 1
+    2.867
+    """
+    ratio = terms.cost_ratio
+    values = {name: value for name, value in terms.values.items() if name != "cost_ratio"}
+
+    def longer(width: float) -> float:
+        return max(terms.verify(width), ratio * width)
+
+    found = drafting_bound(ClaimTerms(values, longer) if ratio else ClaimTerms(values, terms.verify))
+    return found if found.value >= 1 else Limit(1.0, f"speed-up <= 1, as a draft pass takes {ratio:.4g} passes of the target")
+
+
+def claim_formula(terms: ClaimTerms) -> Limit:
+    """`speedup` with hits only, (1 + a + ... + a^K) / max(1, (K + 1) c), where acceptance rate and draft length are stated; else
+    the bound.
+
+    >>> round(claim_formula(ClaimTerms({"acceptance_rate": 0.8, "draft_length": 4, "cost_ratio": 0.25})).value, 3)
+    2.689
+    """
+    rate, length = terms.stated("acceptance_rate"), terms.stated("draft_length")
+    if rate is None or length is None or length < 1:
+        return claim_bound(terms)
+    time = max(1.0, preparation_time(int(length), terms.cost_ratio))
+    value = float(expected_tokens(rate, int(length))) / time
+    at = f"a = {rate:.4g}, K = {length:g}, c = {terms.cost_ratio:.4g}"
+    return Limit(value, f"speed-up of independent acceptances and of hits only at {at}: {value:.4g}")
