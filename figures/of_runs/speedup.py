@@ -38,7 +38,9 @@ AXES = {
     "draft_length": "draft length γ  [tokens]",
     "tokens": "generated tokens",
 }
-_KEYS = ("method", "placement", "acceptance_rate", "cost_ratio", "draft_length", "tokens", "sequences", "batching")
+_KEYS = (
+    "method", "placement", "acceptance_rate", "cost_ratio", "draft_length", "tokens", "sequences", "batching", "fan_out", "backup",
+)  # fmt: skip
 _TITLES = {
     "acceptance_rate": "Speculative decoding: speed-up against acceptance rate",
     "cost_ratio": "Speculative decoding: speed-up against the cost of a draft",

@@ -50,13 +50,19 @@ def played(found: Decoding, world: Replayed | None = None, cost: UnitCost = COST
     return simulate(replay.steps_of(found), len(found.tokens), Cluster(parameters.units), cost, world)
 
 
-BY_THE_CLOCK = {"amusd", "dsi"}
-"""Methods whose passes read what has arrived by then: a log is played again on the clock of its run only, that of the counter."""
+BY_THE_CLOCK = {"amusd", "dsi", "ssd"}
+"""Methods whose passes read what has arrived by then, or are stopped by then: a log is played again on the clock of its run only,
+that of the counter."""
+
+
+def by_the_clock(found: Decoding) -> bool:
+    """True if what a run reads depends on times: also if a rejection stops the drafts of PEARL."""
+    return found.method in BY_THE_CLOCK or found.settings.get("draft_stop") == "rejection"
 
 
 def same(found: Decoding, cost: UnitCost = COST) -> None:
     """The simulator does what was recorded, and asks all that was asked and nothing else; so does the counter."""
-    if found.method not in BY_THE_CLOCK:
+    if not by_the_clock(found):
         same_in_simulation(found, cost)
     # On the counter's clock layers alone take time.
     work = count(replay.steps_of(found), Replayed(found.reads), len(found.tokens))

@@ -72,7 +72,7 @@ class Parameters(DraftModel):
     sampled: bool = False
     placement: str = field(default=SEPARATE, kw_only=True)
 
-    LABEL = "Speculative speculative decoding"
+    LABEL = "speculative speculative decoding"
     SHORT_LABEL = "SSD"
     OUTCOMES = ("position_rank",)
     ROLES = ("draft",)
