@@ -118,6 +118,25 @@ def test_processes_give_the_same_results_except_times(tiny: Path) -> None:
     assert "each pass through all of them, got [0, 3)" in message
 
 
+@pytest.mark.parametrize(("fan_out", "message"), [
+    ("29", "fan_out after 0 accepted tokens must be at most 28 with a vocabulary of 29 tokens, got 29; prepare fewer drafts"),
+    ("[28,28,28,30]", "fan_out after 3 accepted tokens must be at most 29 with a vocabulary of 29 tokens, got 30"),
+    ("0", "fan_out must be between 1 and"), ("[1,1]", "fan_out must have draft_length + 1 = 4 numbers"),
+])  # fmt: skip
+def test_fan_outs_beyond_the_vocabulary_are_refused(tiny: Path, fan_out: str, message: str) -> None:
+    choices = ["draft_length=3", f"fan_out={fan_out}"]
+    assert message in refused(*asked(tiny, "ssd", "--prompt", "hello", choices=choices))
+
+
+def test_all_outcomes_prepared(tiny: Path) -> None:
+    """With a draft for every token of the vocabulary nothing is ever drafted just in time."""
+    choices, more = ["draft_length=1", "fan_out=[28,29]"], ("--prompt", "hello", "--tokens", "12", "--plain")
+    one, other = (said(tiny, "ssd", *more, choices=[*choices, *each])["sequences"][0] for each in ([], ["backup=none"]))
+    assert one["text"] == other["text"]
+    rounds = sum(each["count"] for each in one["rounds"])
+    assert one["passes"]["draft"] <= 1 + 2 * rounds
+
+
 def test_choices_cover_every_method() -> None:
     assert {*CHOICES} == {*registry.names()}
 

@@ -136,6 +136,16 @@ class Parameters(DraftModel):
         """Cost fields that apply: always with a link, as the models are on separate units."""
         return cls.COSTS
 
+    def check_vocabulary(self, size: int) -> None:
+        """Raise ParameterError for more outcomes than there are: all tokens, after a rejection but the drafted one."""
+        for index, count in enumerate(self.fan_outs):
+            most = size if index == self.draft_length else size - 1
+            if count > most:
+                raise checks.ParameterError(
+                    f"fan_out after {index} accepted tokens must be at most {most} with a vocabulary of {size} tokens, got {count};"
+                    " prepare fewer drafts"
+                )
+
     @property
     def fan_outs(self) -> tuple[int, ...]:
         """Fan-out by the number of accepted tokens, shape (draft_length + 1,)."""
