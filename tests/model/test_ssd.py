@@ -113,6 +113,21 @@ def test_passes_over_more_tokens_take_longer_only_where_there_are_drafts() -> No
     assert (none, draft) == pytest.approx((8 + 0.5, 12 + 3 * 0.4 + 0.5))
 
 
+def test_branches_and_running_sequences_have_prices() -> None:
+    """Passes over all branches take longer, and a round drafts just in time if any of its sequences missed."""
+    law, parameters = PositionRankRates([0.5, 0.25, 0.1]), Parameters(8, 2, (2, 1, 2))
+    hit = fan_out.hit_probability(law, parameters.fan_outs)
+    draft, sequences = np.full((1, 2), 2.0), np.array([1.0, 3.0])
+    target = np.full((1, 2), 8.0)
+    prices = SteadyPrices(lambda width: target, draft, branches=lambda count: draft * (1 + count), sequences=sequences)
+    found = ssd.steady_state(parameters, [law], prices)[0]
+    tokens, preparation = 1 + 0.5 + 0.25, 2 + 2 * 2 * (1 + 5)
+    assert found == pytest.approx((preparation + (1 - hit**sequences) * 2 * 2) / tokens)
+    none = ssd.steady_state(Parameters(8, 2, (2, 1, 2), NONE), [law], prices)[0]
+    assert none[0] == none[1]  # sequences that missed wait for no others
+    assert ssd.steady_state(parameters, [law], prices.at([1]))[0] == pytest.approx(found[1:])
+
+
 def test_records_have_no_time_in_the_long_run() -> None:
     with pytest.raises(ParameterError, match="predict a number of tokens instead"):
         ssd.steady_state(Parameters(8, 3, 1), [RecordedPositionRanks([[1, 2]])], prices_of(0.1))
@@ -126,7 +141,9 @@ def test_proposals_name_what_is_missing() -> None:
     assert "further device" in Parameters.proposals(Known(8, 1, (1, 3), (0.7,))).missing
     assert "a draft model" in Parameters.proposals(Known(8, 2, (1, 3), (0.7,), independent_draft=False)).missing
     made = Parameters.proposals(known).made
-    assert [each.parameters["draft_length"] for each in made] == [1, 3]
+    assert [(each.parameters["draft_length"], each.parameters["backup"]) for each in made] == [
+        (length, backup) for length in (1, 3) for backup in BACKUPS
+    ]  # fmt: skip
     assert {each.parameters["fan_out"] for each in made} == {1}
     assert all("count as misses" in each.assumed for each in made)
 
@@ -134,7 +151,7 @@ def test_proposals_name_what_is_missing() -> None:
 def test_proposals_with_known_ranks_have_larger_fan_outs() -> None:
     """Only fan-outs whose ranks are known; their number and order do not depend on the rates."""
     many = [Parameters.proposals(Known(8, 2, (3,), (rate,), rank_rates=((rate, 0.1, 0.05),))).made for rate in (0.2, 0.7)]
-    assert [[each.parameters["fan_out"] for each in made] for made in many] == [[1, 2], [1, 2]]
+    assert [[each.parameters["fan_out"] for each in made] for made in many] == [[1, 1, 2, 2]] * 2
     for each in many[1]:
         parameters = Parameters(**each.parameters)
         assert len(each.outcomes["rank_rates"]) >= parameters.largest_rank

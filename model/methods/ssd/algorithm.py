@@ -89,7 +89,7 @@ class Parameters(DraftModel):
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
-        """Every draft length with each of `PROPOSED_FAN_OUTS`, as far as ranks are known.
+        """Every draft length with each of `PROPOSED_FAN_OUTS`, as far as ranks are known, and each backup.
 
         Without rank rates there is a branch for each number of accepted tokens, and all outcomes after a rejection count as misses.
         """
@@ -98,7 +98,7 @@ class Parameters(DraftModel):
         if not known.independent_draft:
             return Proposals(missing="a draft model; a head needs the target's states, so it cannot draft during the target's pass")
         ranks = (known.rates[0],) if known.rank_rates is None else known.rank_rates[0]
-        assumed = "passes of the draft over all branches take as long as over one; " + (
+        assumed = (
             "the acceptance of the first drafted token holds at every position, and outcomes after a rejection count as misses"
             if known.rank_rates is None
             else "the rank rates of depth 1 hold at every position"
@@ -106,10 +106,11 @@ class Parameters(DraftModel):
         fan_outs = [1, *(count for count in PROPOSED_FAN_OUTS if count < len(ranks))]
         return Proposals(tuple(
             Proposal(
-                {"layers": known.layers, "draft_length": length, "fan_out": count},
-                {"kind": "ranks", "rank_rates": [*ranks, 0.0]}, assumed, f"K = {length}, fan-out {count}",
+                {"layers": known.layers, "draft_length": length, "fan_out": count, "backup": backup},
+                {"kind": "ranks", "rank_rates": [*ranks, 0.0]}, assumed,
+                f"K = {length}, fan-out {count}" + (", no backup" if backup == NONE else ""),
             )
-            for length in known.draft_lengths if length for count in fan_outs
+            for length in known.draft_lengths if length for count in fan_outs for backup in BACKUPS
         ))  # fmt: skip
 
     def __post_init__(self) -> None:

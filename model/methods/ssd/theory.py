@@ -158,7 +158,9 @@ def _drafted_share(parameters: Parameters, law: PositionRankRates) -> float:
 def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:
     """Time per token in the long run [s], without links, where the target's passes take longer with their width; (laws, cells).
 
-    The rounds of `speedup`, each at its own price: a pass over K + 1 tokens, or over one where no draft was there.
+    The rounds of `speedup`, each at its own price: a pass over K + 1 tokens, or over one where no draft was there, and K passes of
+    the draft over all branches. Several running sequences, with independent outcomes, share their rounds: all of them wait for
+    drafts just in time if any of them missed.
 
     >>> flat = SteadyPrices(lambda width: np.ones((1, 1)), np.full((1, 1), 0.15))
     >>> law = PositionRankRates.power_law(0.8, 0.5, 5)
@@ -175,10 +177,10 @@ def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPric
     alpha = np.array([[float(law.rates[0])] for law in laws])
     share = np.array([[_drafted_share(parameters, law)] for law in laws])
     hit = np.array([[hit_probability(law, parameters.fan_outs)] for law in laws])
-    preparation = (longest + 1) * prices.draft
+    preparation = prices.draft + longest * prices.branched(parameters.branches)
     drafted, empty = (np.maximum(prices.verify(width), preparation) for width in (longest + 1, 1))
     if parameters.backup == DRAFT:
-        drafted = drafted + (1 - hit) * longest * prices.draft
+        drafted = drafted + (1 - hit**prices.sequences) * longest * prices.draft
     tokens = share * expected_tokens(alpha, longest) + 1 - share
     return np.asarray((share * drafted + (1 - share) * empty) / tokens + prices.waiting)
 
