@@ -108,7 +108,7 @@ class Parameters(DraftModel):
             Proposal(
                 {"layers": known.layers, "draft_length": length, "fan_out": count, "backup": backup},
                 {"kind": "ranks", "rank_rates": [*ranks, 0.0]}, assumed,
-                f"K = {length}, fan-out {count}" + (", no backup" if backup == NONE else ""),
+                f"K = {length}, F = {count}" + (", no backup" if backup == NONE else ""),
             )
             for length in known.draft_lengths if length for count in fan_outs for backup in BACKUPS
         ))  # fmt: skip
