@@ -22,7 +22,7 @@ from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.methods.ssd import algorithm as ssd
-from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps
+from model.steps import Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps
 from tests.support import real_models
 from tests.support.real_models import DEPTHS
 from tests.support.workers import PATIENCE
@@ -224,6 +224,29 @@ def two_chains() -> Steps:
     yield Join(tuple((yield Fork((one_more(7, 3),), (None,), (tasks[0],)))))
 
 
+def two_batches() -> Steps:
+    """Two sub-processes whose batches of two sequences continue the same rows, pass by pass in turn."""
+    yield Forward("draft", (3, 4), 0, LayerSpan(0, DEPTHS["draft"]))
+    tasks = yield Fork((batched(2), batched(2)), (None, None))
+    yield Join(tuple(tasks))
+
+
+def batch_of_old_rows() -> Steps:
+    """A batch of a sub-process that began before the main process went on."""
+    yield Forward("draft", (3, 4), 0, LayerSpan(0, DEPTHS["draft"]))
+    (task,) = yield Fork((one_more(5, 2),), (None,))
+    yield Join((task,))
+    yield Forward("draft", (6,), 2, LayerSpan(0, DEPTHS["draft"]))
+    yield Join(tuple((yield Fork((batched(3),), (None,), (task,)))))
+
+
+def batched(at: int) -> Steps:
+    for position in (at, at + 1):
+        batch = Batch.uniform((0, 1), (position, position), 1, 1)
+        out = yield Forward("draft", (5, 6), position, LayerSpan(0, DEPTHS["draft"]), None, 2, batch=batch)
+        yield Read("next", out)
+
+
 def one_more(token: int, at: int) -> Steps:
     yield Forward("draft", (token,), at, LayerSpan(0, DEPTHS["draft"]))
 
@@ -235,10 +258,12 @@ def one_more(token: int, at: int) -> Steps:
          r"layers of the target must be 5, as random llama has, each pass through all of them, got \[0, 3\)"),
         (lambda: beam.decode(beam.Parameters(LAYERS, 2, 2, **SMALL), PROMPT, 6), ParameterError, "plain passes of one sequence"),
         (two_chains, ParameterError, "two processes continue those of the draft model; run this"),
+        (two_batches, ParameterError, "two processes continue those of the draft model; run this"),
+        (batch_of_old_rows, ParameterError, "two processes continue those of the draft model; run this"),
         (with_a_gap, CacheError, "at position 3"),
         (headless, CacheError, "projects no position"),
     ],
-    ids=["parts of a pass", "several hypotheses", "two chains", "a gap", "no head"],
+    ids=["parts of a pass", "several hypotheses", "two chains", "two batches", "a batch of old rows", "a gap", "no head"],
 )  # fmt: skip
 def test_unsupported_steps_are_refused(steps: Any, error: Any, words: str, models: ModelProcesses) -> None:
     """The processes are then marked as broken; here they are not, and the mark is removed."""

@@ -43,7 +43,7 @@ def chance_of(law: PositionRanks, path: tuple[int, ...]) -> float:
 
 costs = st.builds(
     lambda draft, prompt, link, devices: growing(LAYERS, draft=draft, prompt=prompt, link=link, draft_devices=devices),
-    st.floats(0.02, 1.5), st.integers(0, 30), st.sampled_from((0.0, 0.4)), st.sampled_from((1.0, 0.5)),
+    st.floats(0.02, 5), st.integers(0, 30), st.sampled_from((0.0, 0.4)), st.sampled_from((1.0, 0.5)),
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import sim
 from figures.of_runs import advised_drafts
 from model.advice.draft_choice import ratio_interval
 from model.base.checks import ParameterError
-from model.engines import law_fit, step_law, step_terms
+from model.engines import law_costs, law_fit, step_law, step_terms
 from model.engines.cells import Cells
 from model.logs.acceptance_record import AcceptanceRecord, dumps, with_intervals
 from sim.advice import advice_schema, engine_settings, other_methods
@@ -212,6 +212,16 @@ def test_several_verifiers_are_proposed_on_all_devices() -> None:
     assert (three["gpus"], four["gpus"], three["exact"]) == (3, 4, True)
     assert 1 < three["speedup"] <= four["speedup"] * 1.05
     assert four["tokens_per_s_per_gpu"] < three["tokens_per_s_per_gpu"]
+
+
+def test_drafts_for_several_outcomes_are_priced_as_running_sequences(two: Advice) -> None:
+    """A pass of the draft model over all branches of SSD takes as long as one over as many sequences."""
+    batches, contexts = np.array([1.0, 16, 64]), np.array([1000.0, 1000, 4000])
+    prices = law_costs.steady_prices(two.situation.law, batches, contexts)
+    for drafts in (1, 6, 40):
+        assert prices.branched(drafts)[0] == pytest.approx(two.situation.law.draft_seconds(drafts * batches, contexts)[0])
+    assert (prices.branched(40)[0] > 1.2 * prices.draft[0]).all()
+    assert prices.at([2]).branched(6)[0, 0] == prices.branched(6)[0, 2]
 
 
 def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
