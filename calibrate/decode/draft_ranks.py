@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.decode.position_logging import ranks_of
 from model.base import checks
 from model.base.checks import ParameterError
 from model.outcomes.intervals import half_width
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def of_log(log: PositionLog, draft: Decoder) -> list[list[int]]:
-    """Ranks at each output position of each logged sequence, from 1; ties are ordered by token."""
+    """Ranks at each output position of each logged sequence, from 1; ties are ordered by token.
+
+    For logs that were made without ranks; others have them (`PositionLog.draft_ranks`).
+    """
     import torch
 
     tokens, found = log.table["token"].to_list(), []
@@ -35,10 +39,8 @@ def of_log(log: PositionLog, draft: Decoder) -> list[list[int]]:
         with torch.inference_mode():
             read = (*prompt, *text[:-1])
             states = draft.run(read, 0, LayerSpan(0, draft.layers), draft.rows())
-            logits = draft.logits(states[-len(text) :], draft.layers).double().cpu().numpy()
-        own = logits[np.arange(len(text)), text][:, None]
-        ties = (logits == own) & (np.arange(logits.shape[1]) < np.array(text)[:, None])
-        found.append((1 + (logits > own).sum(axis=1) + ties.sum(axis=1)).tolist())
+            logits = draft.logits(states[-len(text) :], draft.layers).float()
+            found.append(ranks_of(logits, torch.tensor(text, device=logits.device)).tolist())
     return found
 
 

@@ -79,7 +79,7 @@ TESTS = {
     "model.methods.dsi.algorithm": ("model/test_dsi.py", "sim/test_theorems_dsi.py"),
     "model.methods.dsi.finite_dsi": ("model/test_dsi.py", "model/test_position_costs_dsi.py"),
     "model.methods.ssd.theory": ("model/test_ssd.py", "sim/test_theorems_ssd.py"),
-    "model.methods.ssd.algorithm": ("model/test_ssd.py", "sim/test_theorems_ssd.py"),
+    "model.methods.ssd.algorithm": ("model/test_ssd.py", "sim/test_theorems_ssd.py", "sim/test_ssd_scenario.py"),
     "model.methods.ssd.finite_ssd": ("model/test_ssd.py", "model/test_position_costs_ssd.py", "sim/test_theorems_ssd.py"),
     "model.methods.ssd.fan_out": ("model/test_ssd.py", "sim/test_theorems_ssd.py"),
     "model.methods.self_speculative.theory": ("model/test_self_speculative.py", "sim/test_theorems_self_speculative.py"),
