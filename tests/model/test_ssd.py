@@ -17,8 +17,11 @@ from model.methods.speculative.algorithm import Parameters as Speculative
 from model.methods.ssd import fan_out
 from model.methods.ssd import theory as ssd
 from model.methods.ssd.algorithm import BACKUPS, DRAFT, NONE, Parameters, decode
+from model.methods.tree import theory as tree
+from model.methods.tree.algorithm import Parameters as TreeParameters
 from model.outcomes.outcome_laws import Iid
 from model.outcomes.position_ranks import PositionRankRates, RecordedPositionRanks
+from model.outcomes.rank_laws import RankRates
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 
@@ -85,6 +88,18 @@ def test_the_gain_over_drafting_in_turn_is_below_two(rate: float, count: int, le
     turn = float(speculative.speedup(rate, length, ratio))
     gain = ssd.speedup(Parameters(1, length, count), law, ratio) / turn
     assert gain <= ssd.largest_gain(length) * (1 + 1e-12) < 2
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_equal_ranks_at_every_depth_make_the_rounds_of_a_tree_with_one_candidate(length: int) -> None:
+    """Ranks by output position, and ranks by depth of a draft that starts there, have the same law of rounds."""
+    rates, cost = [0.6, 0.2], UnitCost(8, cost_ratio=0.1)
+    chain = TreeParameters(8, "chain", length)
+    by_depth = tree.predict(chain, 30, RankRates([[rates] * length]), cost)
+    found = ssd.predict(Parameters(8, length, 1), 30, PositionRankRates(rates), cost)
+    assert by_depth.rounds is not None
+    assert found.rounds is not None
+    assert float(found.rounds) == pytest.approx(float(by_depth.rounds))
 
 
 # --- In the long run -------------------------------------------------------------------------------------------------
