@@ -231,7 +231,7 @@ def test_lengths_of_bars_follow_the_counts() -> None:
         "rounds": [{"accepted": 0, "drafted": 3, "count": 5}, {"accepted": 2, "drafted": 3, "count": 20}], "tokens": 65,
         "mean_acceptance_length": 2.6, "draft_acceptance_rate": None, "acceptance_rate": 0.5, "passes": {"target": 25},
         "layer_passes": {"target": 5}, "plain_layer_passes": 10, "target_layer_passes_over_plain": 0.5, "seconds": 2.0,
-        "tokens_per_s": 32.5,
+        "tokens_per_s": 32.5, "joint_verification": False,
     }  # fmt: skip
     lines = [*decode_report._lines(found, "#")]
     assert [line.count("#") for line in lines[1:4]] == [10, 0, 40]
