@@ -33,8 +33,8 @@ PYTHON = {
     "Figures": ["figures.of_run"],
     "Closed forms": [
         "model.methods.speculative.theory", "model.methods.ppd.theory", "model.methods.hierarchical.theory",
-        "model.methods.pearl.theory", "model.methods.amusd.theory", "model.methods.dsi.theory", "model.methods.bild.theory",
-        "model.methods.skipdecode.theory",
+        "model.methods.pearl.theory", "model.methods.amusd.theory", "model.methods.dsi.theory", "model.methods.ssd.theory",
+        "model.methods.bild.theory", "model.methods.skipdecode.theory",
         "model.methods.early_exit.theory", "model.methods.self_speculative.theory",
     ],
     "Costs and hardware": [

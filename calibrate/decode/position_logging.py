@@ -212,13 +212,13 @@ def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: LogS
         found["saturation"][:, layer - 1] = torch.cosine_similarity(before.float(), after.float(), dim=-1).cpu().numpy()
         for piece in _pieces(len(chosen)):
             logits = target.final_head_logits(after[piece]).float()
-            found["rank_common"][piece, layer - 1] = _ranks(logits, chosen[piece])
+            found["rank_common"][piece, layer - 1] = ranks_of(logits, chosen[piece])
             found["confidence"][piece, layer - 1] = torch.exp(logits.amax(-1) - logits.logsumexp(-1)).cpu().numpy()
         now = time.perf_counter()
         spent.heads += now - begun
         if layer in target.heads:
             for piece in _pieces(len(chosen)):
-                found["rank_trained"][piece, layer - 1] = _ranks(target.logits(after[piece], layer).float(), chosen[piece])
+                found["rank_trained"][piece, layer - 1] = ranks_of(target.logits(after[piece], layer).float(), chosen[piece])
             spent.trained_heads += time.perf_counter() - now
     # The last layer has only the model's head.
     if target.heads:
@@ -230,7 +230,7 @@ def _pieces(count: int) -> Iterator[slice]:
     return (slice(start, min(start + PIECE, count)) for start in range(0, count, PIECE))
 
 
-def _ranks(logits: Tensor, tokens: Tensor) -> Any:
+def ranks_of(logits: Tensor, tokens: Tensor) -> Any:
     """Ranks of tokens by their logits, from 1; ties are ordered by token id."""
     import torch
 
@@ -260,7 +260,7 @@ def _of_draft(
         logits = target.final_head_logits(states[piece]), draft.final_head_logits(made[piece])
         for name, values in _compared(*logits, chosen[piece], sampling).items():
             found[name][piece] = values
-        found["draft_rank"][piece] = _ranks(logits[1].float(), chosen[piece])
+        found["draft_rank"][piece] = ranks_of(logits[1].float(), chosen[piece])
     agrees = found["draft_token"] == chosen.cpu().numpy()
     found["accepted"] = np.concatenate([_survivors(part) for part in np.split(agrees, np.cumsum(lengths)[:-1])])
     return found

@@ -160,6 +160,7 @@ def parameters_of(
             raise ParameterError(f"{key} must be {models[role].layers}, as {name} has, got {given}; leave it out")
         table[key] = models[role].layers
     parameters: MethodParameters = table_records.build(kind, table, "method", "give it with --set KEY=VALUE")
+    parameters.check_vocabulary(models["target"].vocabulary)
     for role in wanted[1:]:
         check_draft(method, parameters, role, models[role])
     if parameters.decoded_sequences > 1 and not batches:

@@ -14,7 +14,9 @@ rejection stops (`draft_stop = "rejection"`) make the same passes here as there,
 stop by the clock only if a layer takes the same time in both models.
 
 A worker keeps the cache rows of one chain of processes: each pass must continue from the rows of the previous one. Rows are never
-copied between processes, and several sub-processes of one model, as in beam search, are refused.
+copied between processes, and several sub-processes of one model, as in beam search, are refused. The sequences of a batch continue
+the rows of the chain at the first batched pass of a sub-process, as SSD drafts after several outcomes of a verification; a worker
+keeps those of the sub-process that began last.
 `calibrate.workers.over_processes` runs one model on several units, and copies rows between them.
 
 A model may have several replicas, each in a process, as for distributed speculative inference: `copies` of `started`. Every unit on
@@ -34,7 +36,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real, RunTimes, Sampling
+from calibrate.interpreters.in_one_process import PassOutput, ProcessState, RandomDraws, Real, RunTimes, Sampling
 from calibrate.loading.replicas import Replica
 from calibrate.workers.worker_pool import PATIENCE, STARTING, ProcessError, context_of_workers
 from model.base import checks
@@ -43,7 +45,7 @@ from model.interpret.interpreter import Cache, CountedWork, Task
 from model.interpret.simulated_answers import Answers
 from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
-from model.steps import CacheError, Forward, LayerSpan, Steps
+from model.steps import Batch, CacheError, Forward, LayerSpan, Steps
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -65,6 +67,8 @@ class DistantModel:
         """Unit of the algorithm whose passes it makes, where the model has several replicas."""
         self.row_passes: list[tuple[int, int]] = []
         """Number of the pass that made the row of each position, and its token."""
+        self.batches = 0
+        """Number of the pass that began the batch whose rows the worker keeps; 0: none."""
         self.pending: deque[_DistantOutput | None] = deque()
         """Outputs that wait for an answer, in the order of their requests; None for an answer that is not needed."""
 
@@ -134,11 +138,14 @@ class _Rows:
     def __init__(self) -> None:
         self.expected_rows = Cache()
         self.made: dict[str, list[tuple[int, int]]] = {}
+        self.batches: dict[str, int] = {}
+        """Number of the first batched pass of each model."""
 
     def copy(self) -> _Rows:
         """Return the rows with which a sub-process starts."""
         other = _Rows()
         other.expected_rows, other.made = self.expected_rows.copy(), {role: held[:] for role, held in self.made.items()}
+        other.batches = dict(self.batches)
         return other
 
 
@@ -207,7 +214,7 @@ class ModelProcesses:
             model.pending.append(None)
             while model.pending:
                 model.take()
-            model.row_passes, model.serves = [], None
+            model.row_passes, model.serves, model.batches = [], None, 0
 
     def close(self) -> None:
         """End all workers: idle ones by request, others at once."""
@@ -331,31 +338,46 @@ class OverModels(Real):
         self._refuse(step, model)
         rows: _Rows = cache
         rows.expected_rows.write(step)
-        mine = rows.made.setdefault(step.role, [])
-        first = self._first_unread(step, model, mine)
-        self.serial += 1
-        mine[step.at :] = [(self.serial, token) for token in step.tokens]
-        model.row_passes[first:] = mine[first:]
-        self.reread += step.at - first
-        words = tuple(token for _, token in mine[first:])
+        first, begins, words = step.at, False, step.tokens
+        if step.batch is None:
+            mine = rows.made.setdefault(step.role, [])
+            first = self._first_unread(step.at, model, mine)
+            self.serial += 1
+            mine[step.at :] = [(self.serial, token) for token in step.tokens]
+            model.row_passes[first:] = mine[first:]
+            self.reread += step.at - first
+            words = tuple(token for _, token in mine[first:])
+        else:
+            begins = self._begin_batch(rows, step, step.batch, model)
         tokens = words if self.answers is None else self.to_vocabulary(step.role, words)
         output = _DistantOutput(step, model)
-        model.ask("pass", tokens, first, step.heads)
+        model.ask("pass", tokens, first, step.heads, step.batch, begins)
         model.pending.append(output)
         if self.recording or self.times is not None:
             self.outputs.append(output)
         return output
 
-    def _first_unread(self, step: Forward, model: DistantModel, mine: Sequence[tuple[int, int]]) -> int:
-        """Position of the first token that the process must read for a pass; before that of the pass if it lacks rows."""
-        if mine[: step.at] == model.row_passes[: step.at]:
-            return step.at
-        if len(self.models.replicas[step.role]) == 1:
-            raise ParameterError(
-                "a run over processes with a model each keeps the rows of one chain of processes, and two processes continue those"
-                f" of the {step.role} model; run this method in one process, or with a replica for each unit of its passes"
-            )
-        return len([*takewhile(lambda pair: pair[0] == pair[1], zip(mine[: step.at], model.row_passes, strict=False))])
+    def _first_unread(self, at: int, model: DistantModel, mine: Sequence[tuple[int, int]]) -> int:
+        """Position of the first token that the process must read for a pass at `at`; before `at` if it lacks rows."""
+        if mine[:at] == model.row_passes[:at]:
+            return at
+        if len(self.models.replicas[model.role]) == 1:
+            raise _two_chains(model)
+        return len([*takewhile(lambda pair: pair[0] == pair[1], zip(mine[:at], model.row_passes, strict=False))])
+
+    def _begin_batch(self, rows: _Rows, step: Forward, batch: Batch, model: DistantModel) -> bool:
+        """Return whether a batched pass begins a batch in its process; raise `ParameterError` if the worker lacks its rows."""
+        begun = rows.batches.get(step.role)
+        if begun is not None:
+            if begun != model.batches:
+                raise _two_chains(model)
+            return False
+        needed = max(batch.positions)
+        if rows.made.get(step.role, [])[:needed] != model.row_passes[:needed]:
+            raise _two_chains(model)
+        self.serial += 1
+        rows.batches[step.role] = model.batches = self.serial
+        return True
 
     def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Raise `ParameterError`: rows stay in their process."""
@@ -366,10 +388,20 @@ class OverModels(Real):
         if step.layers.last != model.layers or step.layers.first:
             bound = f"{model.layers}, as {model.name} has, each pass through all of them"
             raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.layers.first}, {step.layers.last})")
-        if step.tree or step.batch or step.layers.gaps or step.layers.kv_only or step.compared or step.context_budget is not None:
+        batch = step.batch
+        partly = batch is not None and batch.heads != batch.widths
+        if step.tree or partly or step.layers.gaps or step.layers.kv_only or step.compared or step.context_budget is not None:
             raise ParameterError(
-                "a run over processes with a model each supports only plain passes of one sequence; the algorithm uses others"
+                "a run over processes with a model each supports only plain passes of one sequence, or of a batch that projects all"
+                " of its tokens; the algorithm uses others"
             )
+
+
+def _two_chains(model: DistantModel) -> ParameterError:
+    return ParameterError(
+        "a run over processes with a model each keeps the rows of one chain of processes, and two processes continue those"
+        f" of the {model.role} model; run this method in one process, or with a replica for each unit of its passes"
+    )
 
 
 def work(connection: Connection, replica: Replica, core: int | None) -> None:
@@ -401,29 +433,40 @@ def work(connection: Connection, replica: Replica, core: int | None) -> None:
     os._exit(0)  # nothing is left to do, and torch's shutdown is slow
 
 
+_MODEL = "model"
+"""Role of the only model of a worker."""
+
+
 def _serve(connection: Connection, decoder: Any) -> None:
-    rows = decoder.rows()
+    state = ProcessState({_MODEL: decoder})
     while True:
         what, *rest = connection.recv()
         if what == "end":
             return
         if what == "new":
-            rows = decoder.rows()
+            state = ProcessState({_MODEL: decoder})
             connection.send(("new", None))
             continue
         begun = time.perf_counter()
-        logits = _made(decoder, rows, *rest)
+        logits = _made(decoder, state, *rest)
         connection.send(("made", (logits, begun, time.perf_counter())))
 
 
-def _made(decoder: Any, rows: Any, tokens: Sequence[int], at: int, heads: int) -> Any:
+def _made(
+    decoder: Any, state: ProcessState, tokens: Sequence[int], at: int, heads: int, batch: Batch | None, begins: bool
+) -> Any:
     """Make a pass, which rolls back rows from position `at` on; return the logits of its last positions, shape (heads, vocabulary),
     or None.
+
+    A batch that `begins` continues the rows of the process; the sequences of an earlier batch are dropped.
     """
-    states = decoder.run(tuple(tokens), at, LayerSpan(0, decoder.layers), rows)
-    held = {layer.length for layer in rows.layers}
-    if held != {at + len(tokens)}:
-        raise CacheError(f"layers should hold {at + len(tokens)} positions, they hold {sorted(held)}")
+    if begins:
+        state.sequences.clear()
+    rows = state.rows_of(_MODEL, () if batch is None else batch.sequences)
+    states = decoder.run(tuple(tokens), at, LayerSpan(0, decoder.layers), rows, batch=batch)
+    held, end = {layer.length for layer in rows.layers}, at + len(tokens) if batch is None else batch.end
+    if held != {end}:
+        raise CacheError(f"layers should hold {end} positions, they hold {sorted(held)}")
     if not heads:
         return None
     logits = decoder.logits(states[-heads:], decoder.layers)

@@ -19,7 +19,8 @@ CHOICES = {
     "policy": "{}", "estimator": "by {} tokens", "reading": "{}", "rule": "{}", "arrangement": "{}", "form": "{} form",
     "variant": "variant {}", "measure": "{}", "fill": "{}", "placement": "draft {}", "sampled": "sampled", "beams": "{} beams",
     "candidates": "k = {}", "batched": "candidates batched", "draft_length": "γ = {}", "max_draft_length": "drafts up to {}",
-    "draft_stop": "stop at {}", "max_layers": "{} layers at first", "min_layers": "{} at last", "warm_up": "{} to warm up",
+    "fan_out": "fan-out {}", "backup": "backup {}", "draft_stop": "stop at {}",
+    "max_layers": "{} layers at first", "min_layers": "{} at last", "warm_up": "{} to warm up",
     "power": "power {:g}", "rounding": "rounded {}", "exit_layer": "exit layer {}", "layers": "{} layers",
     "draft_layers": "draft of {} layers", "tensor_parallel": "TP {}", "units": "{} units",
     "sequences": "batch of {}", "batching": "{}", "batch": "batch of {}",
@@ -46,7 +47,7 @@ COMMON = (*MAIN, "variant", "sequences", "batching", "tokens", "cost_ratio")
 """Columns that a figure may state once for all points."""
 _USUAL: dict[str, Any] = {
     "sequences": 1, "batch": 1, "tensor_parallel": 1, "units": 1, "placement": "colocated", "power": 1.0,
-    "estimator": "unbiased", "draft_stop": "round",
+    "estimator": "unbiased", "draft_stop": "round", "backup": "draft",
 }  # fmt: skip
 
 

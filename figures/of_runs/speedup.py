@@ -38,7 +38,9 @@ AXES = {
     "draft_length": "draft length γ  [tokens]",
     "tokens": "generated tokens",
 }
-_KEYS = ("method", "placement", "acceptance_rate", "cost_ratio", "draft_length", "tokens", "sequences", "batching")
+_KEYS = (
+    "method", "placement", "acceptance_rate", "cost_ratio", "draft_length", "tokens", "sequences", "batching", "fan_out", "backup",
+)  # fmt: skip
 _TITLES = {
     "acceptance_rate": "Speculative decoding: speed-up against acceptance rate",
     "cost_ratio": "Speculative decoding: speed-up against the cost of a draft",
@@ -275,7 +277,8 @@ def _limits(axes: Axes, x: str, series: Sequence[_Series], heights: tuple[float,
         if span[1] > span[0]:
             axes.axvspan(*span, facecolor="#ececec", zorder=0.5, label="plain decoding is fastest")
         axes.axvline(other, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="break-even")
-        _name_limits(axes, x, other, where, bound)
+        several = any(each.choice["method"] not in (None, "speculative") for each in series)
+        _name_limits(axes, x, other, where, bound, "bound of drafting\nin turn" if several else "bound on any\ndraft length")
     for each in series:
         if each.curve is None:
             continue
@@ -291,7 +294,7 @@ def _limits(axes: Axes, x: str, series: Sequence[_Series], heights: tuple[float,
             )  # fmt: skip
 
 
-def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats) -> None:
+def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats, name: str) -> None:
     low, high = axes.get_ylim()
     left, right = axes.get_xlim()
     middle = np.sqrt(low * high) if axes.get_yscale() == "log" else (low + high) / 2
@@ -303,7 +306,7 @@ def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats)
         index = max(int(np.argmax(bound <= level)), len(where) // 12)
     shift, edge = (-11, "right") if x == "acceptance_rate" else (11, "left")
     text = axes.annotate(
-        "bound on any\ndraft length", (where[index], min(bound[index], high)), (shift, 4), textcoords="offset points",
+        name, (where[index], min(bound[index], high)), (shift, 4), textcoords="offset points",
         fontsize=8.5, color=GREY, ha=edge, va="bottom", linespacing=1.05, zorder=4,
     )  # fmt: skip
     text.set_path_effects([withStroke(linewidth=3, foreground="#ffffff")])  # readable where a curve crosses it

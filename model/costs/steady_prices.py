@@ -29,6 +29,11 @@ class SteadyPrices:
         Function from tokens per sequence to the time of a pass of the target [s], shape (draws, cells); asked once for each width.
     draft
         Time of a pass of the draft, at any width [s]; shape (draws, cells).
+    branches
+        Function from drafts of each sequence to the time of a pass of the draft over one token of all of them [s], of that shape;
+        None: as long as over one draft.
+    sequences
+        Running sequences of each cell, shape (cells,) or one that broadcasts.
     overhead
         Part of a pass of the target that does not come from its layers, at any width [s]; of that shape, or one that broadcasts.
     waiting
@@ -44,6 +49,8 @@ class SteadyPrices:
     draft: Floats
     overhead: Floats | float = 0.0
     waiting: Floats | float = 0.0
+    branches: Callable[[int], Floats] | None = None
+    sequences: Floats | float = 1.0
     _known: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -57,6 +64,11 @@ class SteadyPrices:
         if width not in self._known:
             self._known[width] = np.broadcast_to(self.seconds(width), self.shape)
         return self._known[width]
+
+    def branched(self, drafts: int) -> Floats:
+        """Time of a pass of the draft over one token of this number of drafts of each sequence [s]."""
+        checks.whole("drafts", drafts, 1)
+        return self.draft if self.branches is None or drafts == 1 else np.broadcast_to(self.branches(drafts), self.shape)
 
     def part(self, share: float, *, begins: bool, width: int = 1) -> Floats:
         """Time of a pass through this share of the target's layers [s]; with the overhead if it begins at the first layer.
@@ -74,4 +86,8 @@ class SteadyPrices:
     def at(self, cells: Any) -> SteadyPrices:
         """Prices of a subset of the cells."""
         overhead, waiting = (np.broadcast_to(each, self.shape)[:, cells] for each in (self.overhead, self.waiting))
-        return SteadyPrices(lambda width: self.verify(width)[:, cells], self.draft[:, cells], overhead, waiting)
+        sequences = np.broadcast_to(self.sequences, self.shape[1:])[cells]
+        return SteadyPrices(
+            lambda width: self.verify(width)[:, cells], self.draft[:, cells], overhead, waiting,
+            lambda drafts: self.branched(drafts)[:, cells], sequences,
+        )  # fmt: skip

@@ -139,7 +139,10 @@ def steady_prices(law: StepLaw, sequences: ArrayLike, context: ArrayLike, draws:
         step = kernel_times.step_shape(law.kernels, number, 0 * number + (width - 1), 0 * number, where)
         return np.broadcast_to(step_terms.target_seconds(columns, step, law.experts), shape)
 
-    alone = kernel_times.step_shape(law.kernels, number, 0 * number, 0 * number, where)
-    drafting = np.broadcast_to(step_terms.draft_seconds(columns, alone), shape)
+    def drafting(drafts: int) -> Floats:
+        step = kernel_times.step_shape(law.kernels, drafts * number, 0 * number, 0 * number, where)
+        return np.broadcast_to(step_terms.draft_seconds(columns, step), shape)
+
     overhead = columns.get("step", np.zeros(1)) + columns.get("sequence", np.zeros(1)) * number
-    return SteadyPrices(seconds, drafting, overhead, step_terms.prompt_seconds(columns, cells.served(law.unit, number)))
+    waiting = step_terms.prompt_seconds(columns, cells.served(law.unit, number))
+    return SteadyPrices(seconds, drafting(1), overhead, waiting, drafting, number)

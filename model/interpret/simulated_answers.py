@@ -168,6 +168,53 @@ class World:
         return candidates
 
 
+class RankedPositions(World):
+    """Simulated answers for a draft whose likeliest tokens are candidates, with the rank of the target's token by output position.
+
+    Parameters
+    ----------
+    prompt, layers
+        As for `World`.
+    ranks
+        For each output position, the rank (from 1) of the target's token among the draft's likeliest tokens; 0: none of those asked
+        for. The draft's likeliest token, of rank 1, is the one that it drafts, also in sampling.
+
+    >>> from model.steps import LayerSpan
+    >>> world = RankedPositions(1, 4, [2, 1])
+    >>> step = Forward("draft", (0,), 0, LayerSpan(0, 1), heads=1)
+    >>> world.read(Read("next", step)), world.read(Read("top", step, width=3))
+    (-2, [-2, 1, -3])
+    """
+
+    def __init__(self, prompt: int, layers: int, ranks: Sequence[int]) -> None:
+        super().__init__(prompt, layers)
+        self.position_ranks = ranks
+
+    def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
+        """Answer a read."""
+        kind, role = step.kind, step.output.role
+        after, right = self._subject(step)
+        if kind == "uniform":
+            return 0.5  # between the only probabilities here, 0 and 1
+        if role == "target":
+            own = after if right else -after
+        else:
+            likeliest = self._likeliest(after, right, step.width)
+            if kind == "top":
+                return likeliest
+            own = likeliest[0]
+        return float(step.token == own) if kind == "probability" else own
+
+    def _likeliest(self, after: int, right: bool, width: int) -> list[Token]:
+        """The draft's likeliest tokens: wrong ones differ from each other and from the target's."""
+        position = after - self.prompt
+        rank = self.position_ranks[position] if right and position < len(self.position_ranks) else 0
+        tokens = [*range(-after - 1, -after - 1 - width, -1)]
+        if 0 < rank <= width:
+            tokens[rank - 1 :] = [after, *tokens[rank - 1 : -1]]
+        return tokens
+
+
 class BatchWorld(World):
     """Simulated answers for a batch with one separate world per sequence: a sequence's answers do not depend on the batch.
 

@@ -351,6 +351,9 @@ class MethodParameters(TableRecord):
     def check_tokens(self, tokens: int) -> None:
         """Raise ParameterError if this number of tokens contradicts the parameters."""
 
+    def check_vocabulary(self, size: int) -> None:
+        """Raise ParameterError if the method needs more candidates than a vocabulary of this size has."""
+
     def check_law(self, outcome: str, law: Any) -> None:
         """Raise ParameterError for an outcome law that the method does not support, such as rates by position in a draft.
 

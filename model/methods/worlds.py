@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from model.interpret.simulated_answers import DraftOutcomes, Lossy, Ranked, World, batch_world
+from model.interpret.simulated_answers import DraftOutcomes, Lossy, Ranked, RankedPositions, World, batch_world
 from model.methods.method_parameters import MethodParameters
 from model.outcomes import random_streams
 from model.outcomes.outcome_kinds import KINDS, any_lossy
@@ -67,6 +67,7 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
     * `match`: rank of the early candidate that matches, 0 for none;
     * `accept` and `medium_accept`: number of accepted tokens of a draft that starts there; one list per sequence;
     * `rank`: the class of confidence and the rank at each depth of a draft that starts there: a list of positions for each;
+    * `position_rank`: rank of the target's token among the draft's likeliest tokens, 0 for none;
     * `lookup`: drafted and accepted tokens, packed as in `model.outcomes.lookup_laws`;
     * `confidence`: the `doubts` of `World`;
     * `decision`: fate of the small model's token (`STAYS`, `UNSURE` or `UNLIKELY`);
@@ -79,6 +80,8 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
     layers, imitated = parameters.layers, parameters.IMITATES
     if "rank" in outcomes:
         return Ranked(prompt, layers, outcomes["rank"], parameters.draft_confidences)
+    if "position_rank" in outcomes:
+        return RankedPositions(prompt, layers, outcomes["position_rank"])
     if any_lossy(outcomes) or not (imitated or parameters.exact):
         return Lossy(prompt, layers, outcomes.get("decision", ()), outcomes.get("exit", ()))
     if not imitated:

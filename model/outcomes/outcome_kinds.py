@@ -77,6 +77,12 @@ _ALL = (
     OutcomeKind("lookup", (RateColumn("hit_rate", "hit"),), ("hit_rate", "acceptance_rate")),
     # The rank of the target's token among the draft's candidates; the rate is that of rank 1 at the first depth.
     OutcomeKind("rank", (RateColumn("first_rank_rate", "first rank"),), None),
+    # Rank of the target's token among the draft's likeliest tokens, by output position. The rate of rank 1 is that of accepted
+    # drafted tokens; the other one is that of all ranks for which drafts are prepared.
+    OutcomeKind(
+        "position_rank", (RateColumn("acceptance_rate", "acceptance"), RateColumn("candidates_rate", "candidate")), None,
+        includes_last=False,
+    ),
     # exit_rate is the probability to exit after a layer that a token has reached, from the first checked layer on.
     OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True, per_sequence=True),
 )  # fmt: skip

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from model.base import strict_json
-from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
     from sim.advice.situation import Inputs
@@ -122,6 +121,7 @@ def advise(
 
     sim advise --model llama-3.1-8b --gpu h100 --draft eagle3 --rank-rates 0.6,0.2,0.1 --map --batch 1,16 --contexts 1k,8k
     """
+    from model.base.checks import ParameterError
     from sim.advice import engine_settings
     from sim.advice.advice import advise as advised
     from sim.advice.option_values import milliseconds, numbers, positions, rank_table, single

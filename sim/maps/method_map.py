@@ -42,7 +42,7 @@ NOT_USED = {
 
 
 @dataclass(frozen=True, eq=False)
-class MapCell:
+class MethodCell:
     """A number of running sequences and a context.
 
     Parameters
@@ -82,7 +82,7 @@ class MapCell:
         found = [each for each in self.speeds if each is not best and ratio_to(each, best, self.noise)[1] >= 1]
         return tuple(sorted(found, key=lambda each: -each.row["speedup"]))
 
-    def without(self, label: str) -> MapCell:
+    def without(self, label: str) -> MethodCell:
         """The cell if this method were not known."""
         return replace(self, speeds=tuple(each for each in self.speeds if each.label != label))
 
@@ -111,12 +111,12 @@ class MethodMap:
     """
 
     situation: Situation
-    cells: tuple[MapCell, ...]
+    cells: tuple[MethodCell, ...]
     left_out: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
     @property
-    def fitting(self) -> list[MapCell]:
+    def fitting(self) -> list[MethodCell]:
         """Cells whose sequences the memory holds."""
         return [each for each in self.cells if each.fits]
 
@@ -234,7 +234,7 @@ def method_map(
     for each in others.found:
         by_cell[each.row["batch"], each.context].append(each)
     noise = noise_of(found.law)
-    cells = [MapCell(batch, context, tuple(by_cell.get((batch, context), ())), noise) for context in wanted for batch in batches]
+    cells = [MethodCell(batch, context, tuple(by_cell.get((batch, context), ())), noise) for context in wanted for batch in batches]
     return MethodMap(found, tuple(cells), others.left_out, others.notes)
 
 

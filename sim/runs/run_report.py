@@ -57,7 +57,7 @@ FURTHER_TITLES = {
 }  # fmt: skip
 """Headings of columns that are printed only if they are asked for; others have their names as headings."""
 ALL_COLUMNS = "all"
-_RATES = tuple(kind.rate for kind in KINDS.values())
+_RATES = tuple(dict.fromkeys(kind.rate for kind in KINDS.values()))
 VIEWS = ("formula", "paths", "events")
 
 
@@ -262,7 +262,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
-        kinds = [rate.label for kind in KINDS.values() for rate in kind.rates if rate.label and rate.column in names]
+        labels = (rate.label for kind in KINDS.values() for rate in kind.rates if rate.label and rate.column in names)
+        kinds = [*dict.fromkeys(labels)]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         sources = {part.partition(":")[0].strip() for source in known for part in str(source).split(";")}
         lines.append(f"{of} rates: {', '.join(sorted(sources))}")

@@ -17,6 +17,7 @@ from sim.scenarios.outcomes import (
     exit_outcomes,
     lookup_outcomes,
     match_outcomes,
+    position_rank_outcomes,
     rank_outcomes,
 )
 from sim.scenarios.outcomes.outcome_records import LawRecord, Outcome
@@ -24,7 +25,7 @@ from sim.scenarios.outcomes.outcome_records import LawRecord, Outcome
 LAWS: dict[str, Mapping[str, type[LawRecord]]] = {
     "match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
     "confidence": acceptance_outcomes.CONFIDENCE, "decision": decision_outcomes.KINDS, "lookup": lookup_outcomes.KINDS,
-    "rank": rank_outcomes.KINDS, "exit": exit_outcomes.KINDS,
+    "rank": rank_outcomes.KINDS, "position_rank": position_rank_outcomes.KINDS, "exit": exit_outcomes.KINDS,
 }  # fmt: skip
 """Records of laws by their `kind`, for each kind of outcome (`model.outcomes.outcome_kinds`)."""
 RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() for name in record.RATES)

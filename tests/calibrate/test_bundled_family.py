@@ -29,6 +29,7 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
+from model.methods.ssd import algorithm as ssd
 from tests.support import real_models
 from tests.support.tiers import cross_rows
 
@@ -49,6 +50,7 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "speculative": (speculative, speculative.Parameters(LAYERS, 4, **SMALL)),
     "pearl": (pearl, pearl.Parameters(LAYERS, 3, **SMALL)),
     "amusd": (amusd, amusd.Parameters(LAYERS, 8, **SMALL)),
+    "ssd": (ssd, ssd.Parameters(LAYERS, 4, (4, 3, 2, 2, 3), **SMALL)),
     "adaptive heuristic": (adaptive, adaptive.Parameters(LAYERS, "heuristic", **SMALL)),
     "adaptive confidence": (adaptive, adaptive.Parameters(LAYERS, "confidence", **SMALL)),
     **{

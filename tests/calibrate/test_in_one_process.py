@@ -34,6 +34,7 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
+from model.methods.ssd import algorithm as ssd
 from model.methods.tree import algorithm as tree
 from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps, ended
 from tests.support import real_models
@@ -63,6 +64,10 @@ EXACT: dict[str, tuple[Any, Any]] = {
     **{f"pearl {gamma}": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL)) for gamma in (1, 3, 50)},
     **{
         f"pearl {gamma} stopped": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL, draft_stop="rejection")) for gamma in (3, 50)
+    },
+    **{
+        f"ssd {gamma} {fans} {backup}": (ssd, ssd.Parameters(LAYERS, gamma, fans, backup, **SMALL))
+        for gamma, fans in ((1, 1), (3, (3, 1, 2, 2)), (4, 5)) for backup in ssd.BACKUPS
     },
     **{f"dsi {ahead} {count}": (dsi, dsi.Parameters(LAYERS, ahead, count, **SMALL)) for ahead, count in ((1, 3), (2, 1), (3, 2))},
     **{
@@ -707,7 +712,7 @@ class Choosing(Real):
 
 
 @pytest.mark.parametrize("method",
-    ["speculative", "pearl", "pearl stopped", "amusd", "dsi",
+    ["speculative", "pearl", "pearl stopped", "amusd", "dsi", "ssd", "ssd without backup",
      "tree of drawn tokens", "tree of likeliest tokens", "tree by confidence", "adaptive",
      "hierarchical", "self-speculative", "self-speculative skipping", "self-speculative within 1", "speculative within 2"])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
@@ -720,6 +725,8 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
         "pearl stopped": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL, draft_stop="rejection")),
         "amusd": (amusd, amusd.Parameters(LAYERS, 2, sampled=True, min_waiting=1, **SMALL)),
         "dsi": (dsi, dsi.Parameters(LAYERS, 1, 2, sampled=True, **SMALL)),
+        "ssd": (ssd, ssd.Parameters(LAYERS, 1, 2, sampled=True, **SMALL)),
+        "ssd without backup": (ssd, ssd.Parameters(LAYERS, 1, 2, "none", sampled=True, **SMALL)),
         "tree of drawn tokens": (
             tree, tree.Parameters(LAYERS, "full", 2, width=2, sampled=True, candidates="distinct", **SMALL)
         ),

@@ -21,7 +21,8 @@ from model.methods.dsi import algorithm as dsi
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
-from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps
+from model.methods.ssd import algorithm as ssd
+from model.steps import Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps
 from tests.support import real_models
 from tests.support.real_models import DEPTHS
 from tests.support.workers import PATIENCE
@@ -58,9 +59,16 @@ def models() -> Iterator[ModelProcesses]:
             for stop in amusd.DRAFT_STOPS for sampled in (False, True)
         ),
         (speculative, speculative.Parameters(LAYERS, 3, placement="separate", **SMALL)),
+        *(
+            (ssd, ssd.Parameters(LAYERS, 3, (3, 1, 2, 2), backup, sampled, **SMALL))
+            for backup in ssd.BACKUPS for sampled in (False, True)
+        ),
     ],
-    ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")),
-         *(f"amusd-{stop}-{how}" for stop in amusd.DRAFT_STOPS for how in ("greedy", "sampled")), "speculative"],
+    ids=[
+        *(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")),
+        *(f"amusd-{stop}-{how}" for stop in amusd.DRAFT_STOPS for how in ("greedy", "sampled")), "speculative",
+        *(f"ssd-{backup}-{how}" for backup in ssd.BACKUPS for how in ("greedy", "sampled")),
+    ],
 )
 def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
     for prompt, tokens in ((PROMPT, 24), ([7], 1)):
@@ -177,6 +185,27 @@ def test_draft_passes_are_requested_while_the_target_works(models: ModelProcesse
     assert seen[first : first + 6] == ["target asked", *["draft asked", "draft taken"] * 2, "target taken"]
 
 
+def test_branches_are_drafted_while_the_target_works(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole preparation of a round is requested between the target's pass and its read."""
+    seen: list[str] = []
+    ask, take = DistantModel.ask, DistantModel.take
+
+    def asking(model: DistantModel, *what: Any) -> None:
+        if what[0] == "pass":
+            seen.append(f"{model.role} {len(what[1])}")
+        ask(model, *what)
+
+    def taking(model: DistantModel) -> Any:
+        seen.append(f"{model.role} taken")
+        return take(model)
+
+    monkeypatch.setattr(DistantModel, "ask", asking)
+    monkeypatch.setattr(DistantModel, "take", taking)
+    OverModels(models).run(ssd.decode(ssd.Parameters(LAYERS, 1, (3, 2), **SMALL), [7], 12), 12)
+    first = seen.index("target 2")
+    assert seen[first : first + 6] == ["target 2", "draft 2", "draft taken", "draft 5", "draft taken", "target taken"]
+
+
 def headless() -> Steps:
     out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS))
     yield Commit("token", ((yield Read("next", out)),))
@@ -195,6 +224,29 @@ def two_chains() -> Steps:
     yield Join(tuple((yield Fork((one_more(7, 3),), (None,), (tasks[0],)))))
 
 
+def two_batches() -> Steps:
+    """Two sub-processes whose batches of two sequences continue the same rows, pass by pass in turn."""
+    yield Forward("draft", (3, 4), 0, LayerSpan(0, DEPTHS["draft"]))
+    tasks = yield Fork((batched(2), batched(2)), (None, None))
+    yield Join(tuple(tasks))
+
+
+def batch_of_old_rows() -> Steps:
+    """A batch of a sub-process that began before the main process went on."""
+    yield Forward("draft", (3, 4), 0, LayerSpan(0, DEPTHS["draft"]))
+    (task,) = yield Fork((one_more(5, 2),), (None,))
+    yield Join((task,))
+    yield Forward("draft", (6,), 2, LayerSpan(0, DEPTHS["draft"]))
+    yield Join(tuple((yield Fork((batched(3),), (None,), (task,)))))
+
+
+def batched(at: int) -> Steps:
+    for position in (at, at + 1):
+        batch = Batch.uniform((0, 1), (position, position), 1, 1)
+        out = yield Forward("draft", (5, 6), position, LayerSpan(0, DEPTHS["draft"]), None, 2, batch=batch)
+        yield Read("next", out)
+
+
 def one_more(token: int, at: int) -> Steps:
     yield Forward("draft", (token,), at, LayerSpan(0, DEPTHS["draft"]))
 
@@ -206,10 +258,12 @@ def one_more(token: int, at: int) -> Steps:
          r"layers of the target must be 5, as random llama has, each pass through all of them, got \[0, 3\)"),
         (lambda: beam.decode(beam.Parameters(LAYERS, 2, 2, **SMALL), PROMPT, 6), ParameterError, "plain passes of one sequence"),
         (two_chains, ParameterError, "two processes continue those of the draft model; run this"),
+        (two_batches, ParameterError, "two processes continue those of the draft model; run this"),
+        (batch_of_old_rows, ParameterError, "two processes continue those of the draft model; run this"),
         (with_a_gap, CacheError, "at position 3"),
         (headless, CacheError, "projects no position"),
     ],
-    ids=["parts of a pass", "several hypotheses", "two chains", "a gap", "no head"],
+    ids=["parts of a pass", "several hypotheses", "two chains", "two batches", "a batch of old rows", "a gap", "no head"],
 )  # fmt: skip
 def test_unsupported_steps_are_refused(steps: Any, error: Any, words: str, models: ModelProcesses) -> None:
     """The processes are then marked as broken; here they are not, and the mark is removed."""

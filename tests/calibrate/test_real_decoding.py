@@ -34,6 +34,7 @@ SEEDS = {"target": 4, "draft": 1, "medium": 2}
 CHOICES: dict[str, list[str]] = {
     "autoregressive": [], "ppd": ["exit_layer=3", "candidates=3"], "speculative": ["draft_length=3"],
     "pearl": ["draft_length=3"], "amusd": ["draft_length=6"], "dsi": ["lookahead=2", "verifiers=2"],
+    "ssd": ["draft_length=3", "fan_out=2"],
     "tree": ["shape=full", "draft_depth=2", "width=2"],
     "adaptive": ["policy=heuristic"], "hierarchical": ["draft_length=3", "reading=bonus"], "beam": ["draft_length=2", "beams=2"],
     "bild": ["fallback_threshold=0.1", "rollback_threshold=3"], "skipdecode": ["min_layers=2", "max_layers=5"],
@@ -115,6 +116,25 @@ def test_processes_give_the_same_results_except_times(tiny: Path) -> None:
     assert {"text", "written", "produced_by", "passes", "work"} <= same
     message = refused(*asked(tiny, "ppd", "--prompt", "hello", "--processes"))
     assert "each pass through all of them, got [0, 3)" in message
+
+
+@pytest.mark.parametrize(("fan_out", "message"), [
+    ("29", "fan_out after 0 accepted tokens must be at most 28 with a vocabulary of 29 tokens, got 29; prepare fewer drafts"),
+    ("[28,28,28,30]", "fan_out after 3 accepted tokens must be at most 29 with a vocabulary of 29 tokens, got 30"),
+    ("0", "fan_out must be between 1 and"), ("[1,1]", "fan_out must have draft_length + 1 = 4 numbers"),
+])  # fmt: skip
+def test_fan_outs_beyond_the_vocabulary_are_refused(tiny: Path, fan_out: str, message: str) -> None:
+    choices = ["draft_length=3", f"fan_out={fan_out}"]
+    assert message in refused(*asked(tiny, "ssd", "--prompt", "hello", choices=choices))
+
+
+def test_all_outcomes_prepared(tiny: Path) -> None:
+    """With a draft for every token of the vocabulary nothing is ever drafted just in time."""
+    choices, more = ["draft_length=1", "fan_out=[28,29]"], ("--prompt", "hello", "--tokens", "12", "--plain")
+    one, other = (said(tiny, "ssd", *more, choices=[*choices, *each])["sequences"][0] for each in ([], ["backup=none"]))
+    assert one["text"] == other["text"]
+    rounds = sum(each["count"] for each in one["rounds"])
+    assert one["passes"]["draft"] <= 1 + 2 * rounds
 
 
 def test_choices_cover_every_method() -> None:
@@ -211,7 +231,7 @@ def test_lengths_of_bars_follow_the_counts() -> None:
         "rounds": [{"accepted": 0, "drafted": 3, "count": 5}, {"accepted": 2, "drafted": 3, "count": 20}], "tokens": 65,
         "mean_acceptance_length": 2.6, "draft_acceptance_rate": None, "acceptance_rate": 0.5, "passes": {"target": 25},
         "layer_passes": {"target": 5}, "plain_layer_passes": 10, "target_layer_passes_over_plain": 0.5, "seconds": 2.0,
-        "tokens_per_s": 32.5,
+        "tokens_per_s": 32.5, "joint_verification": False,
     }  # fmt: skip
     lines = [*decode_report._lines(found, "#")]
     assert [line.count("#") for line in lines[1:4]] == [10, 0, 40]

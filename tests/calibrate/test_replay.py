@@ -50,13 +50,19 @@ def played(found: Decoding, world: Replayed | None = None, cost: UnitCost = COST
     return simulate(replay.steps_of(found), len(found.tokens), Cluster(parameters.units), cost, world)
 
 
-BY_THE_CLOCK = {"amusd", "dsi"}
-"""Methods whose passes read what has arrived by then: a log is played again on the clock of its run only, that of the counter."""
+BY_THE_CLOCK = {"amusd", "dsi", "ssd"}
+"""Methods whose passes read what has arrived by then, or are stopped by then: a log is played again on the clock of its run only,
+that of the counter."""
+
+
+def by_the_clock(found: Decoding) -> bool:
+    """True if what a run reads depends on times: also if a rejection stops the drafts of PEARL."""
+    return found.method in BY_THE_CLOCK or found.settings.get("draft_stop") == "rejection"
 
 
 def same(found: Decoding, cost: UnitCost = COST) -> None:
     """The simulator does what was recorded, and asks all that was asked and nothing else; so does the counter."""
-    if found.method not in BY_THE_CLOCK:
+    if not by_the_clock(found):
         same_in_simulation(found, cost)
     # On the counter's clock layers alone take time.
     work = count(replay.steps_of(found), Replayed(found.reads), len(found.tokens))
@@ -101,6 +107,7 @@ CHOICES = st.one_of(
     some("ppd", form=st.just("flat"), exit_layer=whole(1, LAYERS), candidates=whole(1, 4), sampled=flags, batched=flags),
     some("speculative", draft_length=whole(0, 7), sampled=flags, placement=placements),
     some("pearl", draft_length=whole(1, 9), sampled=flags, draft_stop=st.sampled_from(["round", "rejection"])),
+    some("ssd", draft_length=whole(1, 4), fan_out=whole(1, 4), backup=st.sampled_from(["draft", "none"]), sampled=flags),
     some("tree", shape=st.just("full"), draft_depth=whole(1, 3), width=whole(1, 3)),
     some("tree", shape=st.just("eagle-2"), draft_depth=whole(1, 3), width=whole(2, 3), nodes=whole(3, 3)),
     some("adaptive", policy=st.just("heuristic"), max_draft_length=whole(5, 9), sampled=flags, placement=placements),
@@ -148,7 +155,7 @@ def test_a_run_is_played_again(
 ALL = {
     "autoregressive": {}, "ppd": {"exit_layer": 3, "candidates": 3}, "speculative": {"draft_length": 3, "sampled": True},
     "pearl": {"draft_length": 3, "sampled": True}, "amusd": {"draft_length": 6, "sampled": True},
-    "dsi": {"lookahead": 2, "verifiers": 2, "sampled": True},
+    "dsi": {"lookahead": 2, "verifiers": 2, "sampled": True}, "ssd": {"draft_length": 3, "fan_out": (2, 1, 2, 1), "sampled": True},
     "tree": {"shape": "full", "draft_depth": 2, "width": 2, "sampled": True, "candidates": "distinct"},
     "adaptive": {"policy": "heuristic"}, "hierarchical": {"draft_length": 3}, "beam": {"draft_length": 2, "beams": 3},
     "bild": {"fallback_threshold": 0.1, "rollback_threshold": 3.0},

@@ -22,6 +22,7 @@ SAID: list[tuple[str, Any, str]] = [
     ("variant", "paper", "variant paper"), ("measure", "state", "state"), ("fill", "copy", "copy"),
     ("placement", "separate", "draft separate"), ("sampled", True, "sampled"), ("beams", 4, "4 beams"), ("candidates", 3, "k = 3"),
     ("batched", True, "candidates batched"), ("draft_length", 5, "γ = 5"), ("max_draft_length", 10, "drafts up to 10"),
+    ("fan_out", "[2, 1]", "fan-out [2, 1]"), ("backup", "none", "backup none"),
     ("draft_stop", "rejection", "stop at rejection"), ("max_layers", 32, "32 layers at first"), ("min_layers", 8, "8 at last"),
     ("warm_up", 2, "2 to warm up"), ("power", 0.5, "power 0.5"), ("rounding", "down", "rounded down"),
     ("exit_layer", 20, "exit layer 20"), ("layers", 40, "40 layers"), ("draft_layers", 6, "draft of 6 layers"),
@@ -52,7 +53,7 @@ def test_wording_of_each_column(name: str, value: Any, said: str) -> None:
 @pytest.mark.parametrize(("row", "said"), [
     ({"sequences": 1}, []), ({"batch": 1}, []), ({"tensor_parallel": 1}, []), ({"units": 1}, []),
     ({"placement": "colocated"}, []), ({"power": 1.0}, []), ({"estimator": "unbiased"}, []), ({"sampled": False}, []),
-    ({"draft_stop": "round"}, []),
+    ({"draft_stop": "round"}, []), ({"backup": "draft"}, []),
     ({"sequences": 1, "batching": "static"}, []), ({"sequences": 2, "batching": "static"}, ["batch of 2", "static"]),
 ])  # fmt: skip
 def test_default_values_are_not_named(row: dict[str, Any], said: list[str]) -> None:

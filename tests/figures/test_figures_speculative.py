@@ -174,6 +174,17 @@ def test_an_axis_is_swept_if_all_else_is_equal() -> None:
     assert any("link = 1" in label for label in lines(speedup.draw(simulated().with_columns(link)).axes[0]))
 
 
+def test_settings_of_prepared_drafts_are_series_and_the_bound_is_of_drafting_in_turn() -> None:
+    """SSD may exceed the bound: it drafts while the target verifies. Its acceptance rate puts it next to the other methods."""
+    rows = sim.run("ssd", views=["formula"])
+    figure = speedup.draw(rows, "cost_ratio")
+    assert len(figure.axes) == 1
+    assert "bound of drafting in turn" in words(figure)
+    for fan_out in ("1", "4", "[6, 4, 3, 3, 4]", "4, backup none"):
+        assert f"speculative speculative decoding, fan-out {fan_out}" in words(figure)
+    assert "bound on any draft length" in words(speedup.draw(rows.filter(method="speculative"), "cost_ratio"))
+
+
 def test_curves_cover_the_rows_and_the_break_even() -> None:
     """Rates from 0 to 1; costs to the break-even; draft lengths two beyond the last; 512 tokens, each of the first 128."""
     def ends(x: str, **values: Any) -> tuple[float, float, int]:

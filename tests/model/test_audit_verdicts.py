@@ -259,7 +259,8 @@ def test_simulated_speed_ups_on_a_gpu_are_never_impossible(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario", ["compare", "compare-lossy", "pearl", "bild", "early-exit", "ppd-forms", "speculative-adaptive", "hardware-compare"]
+    "scenario",
+    ["compare", "compare-lossy", "pearl", "ssd", "bild", "early-exit", "ppd-forms", "speculative-adaptive", "hardware-compare"],
 )
 def test_speed_ups_of_bundled_scenarios_are_never_impossible(scenario: str) -> None:
     claimed = []

@@ -18,6 +18,7 @@ from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, TwoClass
+from model.outcomes.position_ranks import PositionRankRates, RecordedPositionRanks
 
 ROUNDING = 1e-9
 few = settings(max_examples=60, deadline=None)
@@ -112,6 +113,12 @@ def test_drafts_that_stop_before_every_rejection_stay_below_the_bound_of_adaptiv
         ("pearl", {"acceptance_rate": 0.75, "draft_length": 3}, 3),
         ("pearl", {"acceptance_rate": 0.8, "cost_ratio": 0.5}, 2),
         ("pearl", {"cost_ratio": 2.0}, 1),
+        ("ssd", {"acceptance_rate": 0.75}, 4),
+        ("ssd", {"draft_length": 3}, 4),
+        ("ssd", {"acceptance_rate": 1.0, "draft_length": 9, "cost_ratio": 0.5}, 2),
+        ("ssd", {"acceptance_rate": 0.5, "draft_length": 9, "cost_ratio": 0.4}, 1.75),  # 1.5 tested tokens per round
+        ("ssd", {"mean_acceptance_length": 2.5, "draft_length": 9}, 2.5),
+        ("ssd", {"cost_ratio": 2.0}, 1),
         ("hierarchical", {"draft_length": 3}, 5),
         ("hierarchical", {"acceptance_rate": 0.5, "draft_length": 3}, 2),
         ("bild", {"fallback_rate": 0.25}, 1 + 0.75 * 4),
@@ -130,6 +137,32 @@ def test_pearl_stays_below_its_bound(rate: float, length: int, cost: float, toke
     method = parameters("pearl", 8, length, draft_stop=stop)
     found = predicted("pearl", method, tokens, Iid(rate), UnitCost(8, cost_ratio=cost))
     assert speedup(found) <= most("pearl", acceptance_rate=rate, draft_length=length, cost_ratio=cost) * (1 + ROUNDING)
+
+
+@given(data=st.data(), rate=rates, length=st.integers(1, 5), fan_out=st.integers(1, 4), cost=ratios, tokens=counts,
+       backup=st.sampled_from(["draft", "none"]))  # fmt: skip
+@few
+def test_prepared_drafts_stay_below_their_bound(
+    data: st.DataObject, rate: float, length: int, fan_out: int, cost: float, tokens: int, backup: str
+) -> None:
+    """With every outcome prepared and with few; rates by rank and recorded ranks, whose accepted length is stated."""
+    method, exponent = parameters("ssd", 8, length, fan_out, backup), data.draw(st.floats(0, 50))
+    costs = UnitCost(8, cost_ratio=cost, link=data.draw(st.sampled_from([0.0, 1.0])))
+    found = predicted("ssd", method, tokens, PositionRankRates.power_law(rate, exponent, fan_out + 1), costs)
+    stated = {"acceptance_rate": rate, "draft_length": length, "cost_ratio": cost}
+    assert speedup(found) <= most("ssd", **stated) * (1 + ROUNDING)
+    records = data.draw(st.lists(st.integers(0, 3), min_size=tokens, max_size=tokens))
+    found = predicted("ssd", method, tokens, RecordedPositionRanks([records]), costs)
+    stated = {"mean_acceptance_length": tokens / float(found.rounds), "draft_length": length, "cost_ratio": cost}
+    assert speedup(found) <= most("ssd", **stated) * (1 + ROUNDING)
+
+
+@given(rate=rates, length=lengths, cost=ratios)
+@few
+def test_the_formula_of_prepared_drafts_is_below_their_bound(rate: float, length: int, cost: float) -> None:
+    method, terms = registry.method("ssd"), ClaimTerms({"acceptance_rate": rate, "draft_length": length, "cost_ratio": cost})
+    assert method.claim_formula is not None
+    assert method.claim_formula(terms).value <= most("ssd", **terms.values) * (1 + 1e-7)
 
 
 @given(rate=rates, inner=rates, length=lengths, cost=ratios, medium=st.floats(0.01, 1), tokens=counts,

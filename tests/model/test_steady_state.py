@@ -145,6 +145,8 @@ def test_prices_of_a_law_are_those_of_its_cells_draw_by_draw() -> None:
     likely = law_costs.steady_prices(law, batches, contexts)
     assert likely.verify(4)[0] == pytest.approx(law.pass_seconds(batches, 4, contexts)[0])
     assert likely.draft[0] == pytest.approx(law.draft_seconds(batches, contexts)[0])
+    assert likely.branched(5)[0] == pytest.approx(law.draft_seconds(5 * batches, contexts)[0])
+    assert np.asarray(likely.sequences).tolist() == batches.tolist()
     drawn = law_costs.steady_prices(law, batches, contexts, draws=5)
     for draw in range(5):
         alone = law_costs.steady_prices(law.drawn(draw), batches, contexts)

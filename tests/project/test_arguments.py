@@ -19,6 +19,7 @@ from model.methods.pearl import theory as pearl
 from model.methods.ppd import theory as ppd
 from model.methods.speculative import dependent_acceptance as laws
 from model.methods.speculative import theory as sd
+from model.methods.ssd import theory as ssd
 
 
 class Domain(NamedTuple):
@@ -93,6 +94,8 @@ ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] 
     (pearl.expected_tokens, {"acceptance_rate": RATE, "draft_length": COUNT}, {}),
     (pearl.speedup, {"acceptance_rate": RATE, "draft_length": COUNT, "cost_ratio": RATIO}, {}),
     (pearl.speedup, {"acceptance_rate": RATE, "draft_length": COUNT, "cost_ratio": RATIO}, {"draft_stop": "rejection"}),
+    (ssd.expected_tokens, {"acceptance_rate": RATE, "draft_length": COUNT}, {}),
+    (ssd.round_time, {"hit_rate": RATE}, {"draft_length": 3, "cost_ratio": 0.3, "link": 0.1}),
     (dsi.needed_verifiers, {"lookahead": COUNT, "cost_ratio": POSITIVE}, {"link": 0.5}),
     (dsi.expected_latency, {"acceptance_rate": RATE, "cost_ratio": RATE, "tokens": COUNT}, {}),
     (dsi.speedup, {"acceptance_rate": RATE, "lookahead": COUNT, "verifiers": COUNT, "cost_ratio": RATIO}, {"link": 2.0}),

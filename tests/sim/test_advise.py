@@ -21,7 +21,7 @@ import sim
 from figures.of_runs import advised_drafts
 from model.advice.draft_choice import ratio_interval
 from model.base.checks import ParameterError
-from model.engines import law_fit, step_law, step_terms
+from model.engines import law_costs, law_fit, step_law, step_terms
 from model.engines.cells import Cells
 from model.logs.acceptance_record import AcceptanceRecord, dumps, with_intervals
 from sim.advice import advice_schema, engine_settings, other_methods
@@ -179,7 +179,7 @@ def two() -> Advice:
 
 def test_other_methods_and_uses_are_in_the_same_units(two: Advice) -> None:
     rows = {(row["method"], row["batch"]): row for row in two.others.rows}
-    assert {method for method, _ in rows} == {"amusd", "early_exit", "pearl", "ppd", "skipdecode"}
+    assert {method for method, _ in rows} == {"amusd", "early_exit", "pearl", "ppd", "skipdecode", "ssd"}
     assert {row["exact"] for row in two.others.rows if row["method"] in ("pearl", "ppd")} == {True}
     plain = next(row for row in two.rows if row["method"] == "autoregressive" and row["batch"] == 1)
     for row in rows.values():
@@ -214,6 +214,16 @@ def test_several_verifiers_are_proposed_on_all_devices() -> None:
     assert four["tokens_per_s_per_gpu"] < three["tokens_per_s_per_gpu"]
 
 
+def test_drafts_for_several_outcomes_are_priced_as_running_sequences(two: Advice) -> None:
+    """A pass of the draft model over all branches of SSD takes as long as one over as many sequences."""
+    batches, contexts = np.array([1.0, 16, 64]), np.array([1000.0, 1000, 4000])
+    prices = law_costs.steady_prices(two.situation.law, batches, contexts)
+    for drafts in (1, 6, 40):
+        assert prices.branched(drafts)[0] == pytest.approx(two.situation.law.draft_seconds(drafts * batches, contexts)[0])
+    assert (prices.branched(40)[0] > 1.2 * prices.draft[0]).all()
+    assert prices.at([2]).branched(6)[0, 0] == prices.branched(6)[0, 2]
+
+
 def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
     """Draws and rows are evaluated by different code: the closed form of a case with another law, and a run of a scenario."""
     said = two.situation
@@ -228,11 +238,11 @@ def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
 
 
 @pytest.mark.parametrize(("name", "moves"), [
-    ("draft_pass", {"amusd", "pearl"}), ("step", {"amusd", "ppd", "early_exit", "skipdecode"}),
+    ("draft_pass", {"amusd", "pearl", "ssd"}), ("step", {"amusd", "ppd", "early_exit", "skipdecode", "ssd"}),
 ])
 def test_an_uncertain_term_of_the_law_widens_what_it_is_part_of(name: str, moves: set[str], two: Advice) -> None:
-    """A pass of the draft is part of PEARL and AMUSD alone. Layers left out save nothing of an engine's overhead, which also
-    changes how far AMUSD drafts during a pass of the target."""
+    """A pass of the draft is part of PEARL, AMUSD and SSD alone. Layers left out save nothing of an engine's overhead, which also
+    changes how far AMUSD drafts during a pass of the target, and what share of its time SSD drafts after a miss."""
     said = two.situation
     draws = {each: np.array([said.law.coefficients.get(each, 0.0)] * 2) for each in said.law.draws}
     draws[name] = draws[name] * [0.5, 4.0]

@@ -81,6 +81,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "skipdecode": {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}, "speculative": {"draft_length": 3},
     "self_speculative": {"exit_layer": 3, "draft_length": 3}, "ngram": {"draft_length": 3},
     "tree": {"shape": "full", "draft_depth": 2, "width": 2}, "amusd": {"draft_length": 4},
+    "ssd": {"draft_length": 3, "fan_out": 1},
 }  # fmt: skip
 BY_POSITION: dict[str, dict[str, Any]] = {
     "iid": {"acceptance_rate": 0.5}, "markov": {"acceptance_rate": 0.5, "correlation": 0.1},
@@ -115,6 +116,10 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "rank": {
         "by-depth": {"rank_rates": [0.5, 0.2]}, "classes": {"rank_rates": [[0.5, 0.2], [0.3, 0.3]], "weights": [1, 1]},
+        "replay": {"file": "ranks.json"},
+    },
+    "position_rank": {
+        "ranks": {"rank_rates": [0.5, 0.2]}, "power-law": {"acceptance_rate": 0.5, "exponent": 0.7},
         "replay": {"file": "ranks.json"},
     },
     "exit": {"hazards": {"hazards": [0.5] * 7 + [1.0]}, "confidences": {"file": "confidences.json"}},

@@ -26,7 +26,7 @@ from model.methods.speculative.algorithm import Parameters as Speculative
 from sim.advice.other_methods import DRAWS, MethodSpeed, gpu_ms_per_token
 from sim.commands.sim_app import app
 from sim.maps import map_schema
-from sim.maps.method_map import MapCell, MethodMap, ratio_to
+from sim.maps.method_map import MethodCell, MethodMap, ratio_to
 
 PLACE: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "draft": "llama-3.2-1b"}
 SAID: dict[str, Any] = {
@@ -73,7 +73,8 @@ def test_cells_are_what_advice_says_there(found: MethodMap) -> None:
 def test_all_methods_that_can_be_proposed_are_there(found: MethodMap) -> None:
     labels = {each.label for each in found.cells[0].speeds}
     assert labels == {
-        "plain decoding", "speculative", "AMUSD", "DSI", "PEARL", "PPD", "trees", "block verification", "early exit", "SkipDecode"
+        "plain decoding", "speculative", "AMUSD", "DSI", "PEARL", "PPD", "SSD", "trees", "block verification", "early exit",
+        "SkipDecode",
     }  # fmt: skip
     known = {each.row["method"] for each in found.cells[0].speeds} | {name for name, _ in found.left_out} | {"speculative", "tree"}
     assert known - {"block verification"} >= {*registry.names()} - {"beam"}
@@ -147,14 +148,14 @@ def test_ties_are_of_ratios_on_common_draws() -> None:
     shared = np.exp(np.random.default_rng(7).normal(0, 0.4, DRAWS))
     quiet = np.zeros(DRAWS)
     best, near = speed("best", 2.1 * shared), speed("near", 2.0 * shared)
-    assert MapCell(1, 1000, (best, near), quiet).tied == ()
+    assert MethodCell(1, 1000, (best, near), quiet).tied == ()
     assert ratio_to(near, best, quiet) == pytest.approx((2 / 2.1, 2 / 2.1))
     shuffled = replace(near, draws=np.roll(near.draws, 1))
-    assert [each.label for each in MapCell(1, 1000, (best, shuffled), quiet).tied] == ["near"]
+    assert [each.label for each in MethodCell(1, 1000, (best, shuffled), quiet).tied] == ["near"]
     low, high = ratio_to(shuffled, best, quiet)
     assert low < 1 < high
     # Errors of a measurement of 10 % make 5 % unsure.
-    assert [each.label for each in MapCell(1, 1000, (best, near), np.full(DRAWS, 0.1)).tied] == ["near"]
+    assert [each.label for each in MethodCell(1, 1000, (best, near), np.full(DRAWS, 0.1)).tied] == ["near"]
 
 
 def test_an_interval_of_the_ratio_holds_the_ratio_as_often_as_it_says() -> None:

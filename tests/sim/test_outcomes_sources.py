@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 from typing import Any
 
@@ -51,13 +52,19 @@ def test_invalid_sources_and_trials_are_refused(name: str) -> None:
 
 
 def test_each_kind_of_outcome_is_listed_once() -> None:
-    """Each kind has laws and a separate column, and methods use only existing kinds."""
+    """Each kind has laws, methods use only existing kinds, and no method has two rates in one column.
+
+    Only the acceptance of a drafted token is a rate of two kinds, so that methods of both are compared in one column.
+    """
     assert [*outcomes_section.LAWS] == [*KINDS] == [kind.name for kind in KINDS.values()]
-    columns = [rate.column for kind in KINDS.values() for rate in kind.rates]
-    assert len({*columns}) == len(columns)
+    columns = Counter(rate.column for kind in KINDS.values() for rate in kind.rates)
+    assert {name for name, count in columns.items() if count > 1} == {"acceptance_rate"}
+    assert {name for name, kind in KINDS.items() if kind.rate == "acceptance_rate"} == {"accept", "position_rank"}
     for name in registry.names():
         parameters = registry.algorithm(name).Parameters
         assert {*parameters.OUTCOMES} <= {*KINDS}, name
+        own = [rate.column for kind in parameters.OUTCOMES for rate in KINDS[kind].rates]
+        assert len({*own}) == len(own), name
         for of, kind in getattr(parameters, "IMITATES", {}).values():
             assert KINDS[kind].drafted, (name, of)
 

@@ -120,17 +120,12 @@ class RecordedRanks(LawRecord):
     def __post_init__(self) -> None:
         check_file(self.file)
         check_provenance(None, self.source)
-        _record(self.file)
+        recorded_ranks(self.file)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point, from the sequences that cover all tokens; the rate is that of rank 1 at the first depth."""
         depth = len(parameters.ranks_by_depth)
-        sequences = [each for each in _record(self.file) if len(each) >= tokens]
-        if not sequences:
-            longest = max(len(each) for each in _record(self.file))
-            raise checks.ParameterError(
-                f"tokens must be at most {longest}, the longest sequence of {self.file!r}, got {tokens}; decode fewer"
-            )
+        sequences = recorded_ranks(self.file, tokens)
         known = min(each.shape[1] for each in sequences)
         if known < depth:
             raise checks.ParameterError(
@@ -140,8 +135,15 @@ class RecordedRanks(LawRecord):
         return Outcome(ReplayedRanks(records), float((records[:, 0] == 1).mean()), f"{self.source}: {self.file}")
 
 
-def _record(file: str) -> list[Any]:
-    found: list[Any] = read_once(_record_of, file, "")
+def recorded_ranks(file: str, tokens: int = 1) -> list[Any]:
+    """Ranks of each sequence of a file that has at least `tokens` positions; arrays of shape (positions, depth)."""
+    sequences: list[Any] = read_once(_record_of, file, "")
+    found = [each for each in sequences if len(each) >= tokens]
+    if not found:
+        longest = max(len(each) for each in sequences)
+        raise checks.ParameterError(
+            f"tokens must be at most {longest}, the longest sequence of {file!r}, got {tokens}; decode fewer"
+        )
     return found
 
 
