@@ -72,7 +72,7 @@ def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
 
 KNOWN_COLUMNS = tuple(dict.fromkeys((
     *TITLES, *FURTHER_TITLES, *metrics.columns(), *metrics.WORK, *metrics.PER_ROUND, "latency_s", "busy_s", "reserved_s",
-    "reserved_units", "reserved_layers", "occupancy", "memory_share", "prompt_s", "seconds_error",
+    "reserved_units", "reserved_layers", "occupancy", "memory_share", "prompt_s", "prompt_tokens", "seconds_error",
 )))  # fmt: skip
 """Columns that can be asked for."""
 
@@ -226,6 +226,8 @@ def describing_columns(frame: pl.DataFrame) -> list[str]:
     }  # fmt: skip
     if "seconds_error" in frame.columns:
         aside |= {"seconds_per_layer", "seconds_error", "memory_share", "prompt_s", "cost_source", "cost_missing"}
+        if any(name.rpartition(".")[2] == "prompt" for name in frame.columns):  # the same number, under the name of the axis
+            aside |= {"prompt_tokens"}
     fewer = pl.col("contended") | (pl.col("units") != pl.col("reserved_units"))
     if frame["units"].n_unique() > 1 and frame.select(fewer.any()).item():
         aside -= {"units"}

@@ -44,6 +44,7 @@ in seconds, with their bounds. With seconds_per_layer both sets of columns have 
 `seconds_per_layer`       duration of one layer-time [s], if given
 `memory_share`            weights and cache over the memory of a device; `tensor_parallel` is the number of devices a layer is on
 `prompt_s`                time to process the prompt, before the first token is decoded; not included in any other column
+`prompt_tokens`           cached positions of each sequence when its first token is decoded, `prompt` of costs on hardware
 `cost_source`             source of the times: measured, composed of operations, or assumed
 `cost_missing`            parts of a pass that are not measured (`step`: scheduling, launching, sampling) and assumed to take 0
 =========================  ========================================================================================

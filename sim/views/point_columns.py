@@ -78,7 +78,7 @@ def of_costs(case: Case) -> Row:
         row |= {"in_seconds": True, "seconds_error": case.hardware.error, "tensor_parallel": case.tensor_parallel}
         row |= {"prompt_s": case.hardware.prompt_s, "cost_source": case.hardware.provenance}
         row |= {"cost_missing": ", ".join(case.hardware.missing) or None}
-        row |= {} if "prompt" in case.parameters.names() else {"prompt": case.hardware.cost.prompt}
+        row |= {"prompt_tokens": case.hardware.cost.prompt}
         row |= {} if case.hardware.memory is None else {"memory_share": case.hardware.memory.share}
     return row | ({} if case.fitted_on is None else {"fitted_on": case.fitted_on})
 

@@ -75,7 +75,7 @@ def test_a_wrong_order_or_sign_misses_the_target() -> None:
 
 def test_scenario_has_the_published_rows_and_where_a_larger_batch_is_better() -> None:
     table = sim.run("magicdec", views=["formula"])
-    found = {(row["prompt"], row["sequences"]): row for row in table.iter_rows(named=True)}
+    found = {(row["prompt_tokens"], row["sequences"]): row for row in table.iter_rows(named=True)}
     rates = {row["prompt"]: row["acceptance_rate"] for row in published.table("magicdec-acceptance").rows}
     assert all(row["acceptance_rate"] == rates[prompt] for (prompt, _), row in found.items())
     for row in long_context_drafts.rows("a100", "llama-3.1-8b"):
