@@ -164,7 +164,7 @@ class Decoder:
             before: list[Tensor] | None = None if seen is None else []
             rows.kv_only = layers.kv_only
             hidden = self._through(run_layers(layers), hidden, place, rows, before, between)
-            rows.kv_only, rows.hidden = False, None
+            rows.kv_only = False
             for each in before or ():
                 assert seen is not None
                 seen.append(_flat(each, padding))

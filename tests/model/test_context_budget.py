@@ -121,6 +121,16 @@ def test_the_price_of_a_pass_within_its_budget_is_that_of_a_shorter_context(at: 
     assert sum(cost.layer_times_of(step)) == pytest.approx(want, rel=1e-12)
 
 
+def test_the_budget_holds_for_the_other_sequences_of_the_batch_too() -> None:
+    """Budgets up to the prompt: a pass reads as much at every position, of all sequences. Beyond it, the others are cut as well."""
+    far, near = (growing(4, draft=0.3, prompt=100, batch=3, others_position=others) for others in (60.0, 0.0))
+    for budget in (1, 40, 100):
+        times = {float(each.draft_times(at, context_budget=budget)) for each in (far, near) for at in (0, 7, 50)}
+        assert len(times) == 1
+        assert float(far.context(7, budget)) == budget
+    assert float(far.context(7, 130)) == pytest.approx((107 + 130 + 130) / 3)
+
+
 def test_a_draft_keeps_only_its_budget_in_memory() -> None:
     target, small = preset("llama-3.1-8b"), preset("llama-3.2-1b")
     sizes = {
@@ -198,3 +208,12 @@ def test_closed_form_of_large_batches_is_that_of_its_passes() -> None:
         LongContextRounds(own, own, 2, 2.5, 10, 11)
     with pytest.raises(ParameterError, match="tokens_per_round must be between 1 and 3, got"):
         LongContextRounds(own, own, 2, 3.5, 10, 4)
+
+
+def test_events_count_the_positions_that_passes_read() -> None:
+    given_ = self_drafting.Parameters(4, 4, 3, False, context_budget=2)
+    cost, tokens = PassSeconds({"target": growing(4).hardware("target")}, prompt=10), 9
+    outcomes = {"accept": [[2, 0, 3, 1, 0, 0, 0, 0, 0]]}
+    run = simulate(self_drafting.decode(given_, [0], tokens), tokens, Cluster(1), cost, world_of(given_, 1, outcomes))
+    work = count(self_drafting.decode(given_, [0], tokens), world_of(given_, 1, outcomes), tokens)
+    assert run.account.totals() == work.account.totals()
