@@ -34,7 +34,7 @@ def report(
     path = page.default_path() if out is None else out
     claims = (
         *validated_claims.claims(folder), *engine_tables.claims(folder), *served_loads.claims(folder),
-        long_context_drafts.budgeted_drafts(),
+        *long_context_drafts.claims(),
     )  # fmt: skip
     if check:
         wrong = page.stale(claims, path)

@@ -21,7 +21,7 @@ from calibrate.commands.calibrate_app import app
 from calibrate.fits import cpu_step, engine_run
 from calibrate.fits import roofline_fit as fits
 from calibrate.importers import bundled_profiles
-from calibrate.validation import engine_tables, served_loads, validated_claims
+from calibrate.validation import engine_tables, long_context_drafts, served_loads, validated_claims
 from calibrate.validation import validation_page as page
 from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
@@ -720,6 +720,7 @@ def test_an_outdated_page_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(validated_claims, "claims", lambda _: (claim(GOOD, POOR),))
     monkeypatch.setattr(engine_tables, "claims", lambda _: ())
     monkeypatch.setattr(served_loads, "claims", lambda _: ())
+    monkeypatch.setattr(long_context_drafts, "claims", tuple)
     path = tmp_path / "PAGE.md"
     arguments = ("data", "-o", str(path))
     missing = call(*arguments, "--check")
