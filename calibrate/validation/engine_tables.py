@@ -218,7 +218,8 @@ def third_batches(advice: CellAdvice) -> dict[float, tuple[float, float]]:
 def _next_sentence(advice: CellAdvice) -> str:
     left, first = third_batches(advice), advice.candidates[0]
     listed = "; ".join(f"batch {batch:g}: ≈ {100 * after:.2f} %, ≈ {percent(wide)}" for batch, (after, wide) in left.items())
-    told = " and ".join(f"{name} ({PRIORS[name].meaning})" for name, _ in first.tells[:2])
+    # The second most told differs with the draws, which differ between processors.
+    told = f"{first.tells[0][0]} ({PRIORS[first.tells[0][0]].meaning})"
     return (
         f"With K = 1, 4 at batch 1 and 64 alone, `calibrate engine next` expects a loss of ≈ {100 * advice.loss:.2f} % and an "
         f"uncertainty of ≈ {percent(advice.spread)} of all cells, and asks for batch {first.sequences:g}, which tells most about "

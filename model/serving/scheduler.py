@@ -46,6 +46,9 @@ class ServerSettings:
         cache slots of its own there (draft models and heads in vLLM), else 0.
     max_model_len
         Most tokens of a request, its prompt and its output together; None: any number.
+    scheduler_reserve_full_isl
+        True: a request is admitted only where the free blocks hold all that it has to read, its whole prompt; False: where they
+        hold the first chunk of it, so that more requests start and more of them are preempted.
 
     >>> ServerSettings(max_num_seqs=0)
     Traceback (most recent call last):
@@ -59,6 +62,7 @@ class ServerSettings:
     enable_chunked_prefill: bool = True
     lookahead: int = 0
     max_model_len: int | None = None
+    scheduler_reserve_full_isl: bool = True
 
     def __post_init__(self) -> None:
         checks.whole("max_num_seqs", self.max_num_seqs, 1, 65_536)
@@ -66,6 +70,7 @@ class ServerSettings:
         checks.whole("block_size", self.block_size, 1, 65_536)
         checks.flag("enable_chunked_prefill", self.enable_chunked_prefill)
         checks.whole("lookahead", self.lookahead, 0, 1)
+        checks.flag("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl)
         if self.num_blocks is not None:
             checks.whole("num_blocks", self.num_blocks, 1, 2**40)
         if self.max_model_len is not None:
@@ -255,13 +260,12 @@ class Scheduler:
             tokens = min(each.prompt, budget)
             if each.prompt and (tokens <= 0 or (tokens < each.prompt and not self.settings.enable_chunked_prefill)):
                 break
-            need = self.settings.blocks_for(max(tokens, 1))
-            if need > self.free:
+            if self.settings.blocks_for(max(each.prompt if self.settings.scheduler_reserve_full_isl else tokens, 1)) > self.free:
                 break
             self.waiting.popleft()
             index, self.running = self.running, self.running + 1
             self.table[:, index] = each.request, each.prompt, 0, 0, each.done, each.wanted, self.free_rows.pop()
-            self._hold(index, need)
+            self._hold(index, self.settings.blocks_for(max(tokens, 1)))
             if each.prompt:
                 self.reading += 1
                 chunks.append(Chunk(index, tokens, 0, tokens == each.prompt))

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from model.base import checks
+from model.base.checks import ParameterError
 from model.engines import kernel_times, step_terms
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
@@ -120,6 +122,10 @@ class LawPrices:
         Share of the logits in what a pass takes without overheads: every pass computes them, also one of few layers.
     own_device
         Device that the draft has to itself; None: it is on the target's.
+    async_scheduling
+        True: what the engine does for a step and for its sequences (`step`, `sequence`) runs while the pass before is on the
+        device, as vLLM's setting of this name has it, so that a step takes as long as the longer of both. Only for laws whose
+        terms are priors: those of a fitted law are what an engine's steps took in addition, however it schedules.
 
     >>> from model.engines import step_law
     >>> law = step_law.load("sglang-qwen3-235b-a22b")
@@ -135,11 +141,17 @@ class LawPrices:
     draws: Sequence[int] = ()
     logits: float = 0.0
     own_device: DraftDevice | None = None
+    async_scheduling: bool = False
     _which: int = 0
     """Index of the coefficients that are used: 0 for the point, then those of the draws."""
     _tables: tuple[dict[Any, list[float]], dict[Any, list[float]]] = field(default_factory=lambda: ({}, {}), repr=False)
 
     def __post_init__(self) -> None:
+        if self.async_scheduling and self.law.cells is not None:
+            raise ParameterError(
+                f"async_scheduling must be left out with {checks.shown(self.law.name)}: a law fitted to measured steps holds what"
+                " an engine adds to its passes, however it schedules; without measured steps its priors are used"
+            )
         kept = {
             name: np.array([value, *(self.law.draws[name][each % self.law.draws[name].size] for each in self.draws)])
             for name, value in self.law.coefficients.items()
@@ -158,7 +170,15 @@ class LawPrices:
         return 0.0 if self.own_device is None else self.own_device.link
 
     def target(self, over: RaggedPass) -> float:
-        """See `StepPrices`.
+        """See `StepPrices`."""
+        found = self._in_turn(over)
+        if not self.async_scheduling:
+            return found
+        own = self._own(over)
+        return max(found - own, own)
+
+    def _in_turn(self, over: RaggedPass) -> float:
+        """Seconds of a pass and of what the engine adds to it, one after the other [s].
 
         Where not all sequences run all layers, the step's overhead is paid once, and each layer takes its share of what a pass over
         the sequences that run it takes.
@@ -173,7 +193,7 @@ class LawPrices:
                     sequences=fewer, tokens=fewer_tokens, positions=held, drafted=fewer_tokens > fewer, shares=()
                 )
                 saved += share * (body - self._body(running))
-            return self.target(whole) - (1 - self.logits) * saved
+            return self._in_turn(whole) - (1 - self.logits) * saved
         chunk = prompts, prompt_tokens, round(prompt_positions / NODE) * NODE if prompt_tokens else 0
         if not sequences:
             return self._node(0, 1, 0, False, chunk)
@@ -206,8 +226,11 @@ class LawPrices:
         """Seconds of a pass without what the engine adds to each step; 0 without any token [s]."""
         if not over.sequences and not over.prompt_tokens:
             return 0.0
-        running = self._coefficient("sequence") * (over.sequences + over.prompts)
-        return self.target(over) - self._coefficient("step") - running - self._coefficient("round") * over.drafted
+        return self._in_turn(over) - self._own(over) - self._coefficient("round") * over.drafted
+
+    def _own(self, over: RaggedPass) -> float:
+        """Seconds of what the engine does for a step and for each of its sequences [s]."""
+        return self._coefficient("step") + self._coefficient("sequence") * (over.sequences + over.prompts)
 
     def _coefficient(self, name: str) -> float:
         values = self._coefficients.get(name)

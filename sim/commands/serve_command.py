@@ -86,6 +86,20 @@ def serve(
         int | None, typer.Option("--num-blocks", help="Blocks of the cache. Default: as the memory holds.")
     ] = None,
     chunked_prefill: Annotated[bool, typer.Option("--chunked-prefill/--whole-prompts", help="Read prompts in chunks.")] = True,
+    reserve_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--reserve-prompts/--reserve-chunks",
+            help="Admit a request where the cache holds its whole prompt, as vLLM does, or its first chunk.",
+        ),
+    ] = True,
+    async_scheduling: Annotated[
+        bool,
+        typer.Option(
+            "--async-scheduling",
+            help="The engine's own work overlaps with passes, as vLLM's setting of this name; without a law or log.",
+        ),
+    ] = False,
     max_model_len: Annotated[
         int | None,
         typer.Option("--max-model-len", help="Most tokens of a request, with its output. Default: the model's context, if known."),
@@ -158,7 +172,7 @@ def serve(
         said, tuple(policy or study.POLICIES), numbers("rate", rate, float) or (), numbers("concurrency", concurrency, int) or (),
         trace, lengths if given else None, burstiness, requests, replications, seed, replicas, router, max_num_seqs,
         max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len, milliseconds("slo_ttft", slo_ttft),
-        milliseconds("slo_tpot", slo_tpot), DraftPlacement(placement, link, draft_gpu),
+        milliseconds("slo_tpot", slo_tpot), DraftPlacement(placement, link, draft_gpu), reserve_prompts, async_scheduling,
     )  # fmt: skip
     if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_acceptance, inputs.policies)):
         inputs = replace(inputs, policies=(*inputs.policies, policies.OWN))  # what it gains is printed with it

@@ -145,7 +145,9 @@ class Schedules:
             return NOWHERE
         lengths = [*range(self.longest + 1)]
         point, drawn = self.acceptance.lengths(lengths)
-        prices = LawPrices(self.law, range(DRAWS), own_device=self.prices.own_device)
+        prices = LawPrices(
+            self.law, range(DRAWS), own_device=self.prices.own_device, async_scheduling=self.prices.async_scheduling
+        )
         own, rate = self._off_from(workload, prices, point)
         others = [self._off_from(workload, prices.drawn(index), drawn[index % len(drawn)]) for index in range(DRAWS)]
         ends = [(1 - SHARE) / 2, (1 + SHARE) / 2]

@@ -163,6 +163,9 @@ class ServedBy:
         methods with their settings, such as 'early-exit:{"exit_layer":24}'.
     max_num_seqs, max_num_batched_tokens, block_size, num_blocks, chunked_prefill, max_model_len
         As the options of engines; `num_blocks` by default as the memory holds, `max_model_len` the model's context.
+    reserve_prompts, async_scheduling
+        Admit a request where the cache holds its whole prompt, not only the first chunk (vLLM's `scheduler_reserve_full_isl`); let
+        the engine's own work overlap with passes (vLLM's setting of this name; only without a law or log).
     replicas, router
         Servers, and how requests are sent to them: least-loaded or round-robin.
     slo_ttft, slo_tpot
@@ -176,6 +179,8 @@ class ServedBy:
     num_blocks: int | None = None
     chunked_prefill: bool = True
     max_model_len: int | None = None
+    reserve_prompts: bool = True
+    async_scheduling: bool = False
     replicas: int = 1
     router: str = "least-loaded"
     slo_ttft: str | None = None
@@ -395,7 +400,7 @@ def inputs_of(tables: Tables) -> ServingInputs:
         of_load.burstiness, of_load.requests, own.replications, own.seed, server.replicas, server.router, server.max_num_seqs,
         server.max_num_batched_tokens, server.block_size, server.num_blocks, server.chunked_prefill, server.max_model_len,
         milliseconds("slo_ttft", server.slo_ttft), milliseconds("slo_tpot", server.slo_tpot),
-        DraftPlacement(system.placement, system.link, system.draft_gpu),
+        DraftPlacement(system.placement, system.link, system.draft_gpu), server.reserve_prompts, server.async_scheduling,
     )  # fmt: skip
 
 

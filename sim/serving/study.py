@@ -98,6 +98,10 @@ class ServingInputs:
         Objectives of a request; None: any.
     placement
         Where the draft runs.
+    reserve_prompts
+        `scheduler_reserve_full_isl` of `model.serving.scheduler.ServerSettings`.
+    async_scheduling
+        See `model.serving.step_prices.LawPrices`.
     """
 
     said: Inputs
@@ -121,6 +125,8 @@ class ServingInputs:
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
     placement: DraftPlacement = ON_THE_TARGET
+    reserve_prompts: bool = True
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         if self.rates and self.concurrencies:
@@ -652,7 +658,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     for each in chosen:
         if each.method is not None:  # refused before anything runs
             served_methods.served(each.kind, each.method, None if of.shape is None else of.shape.layers, 1, inputs.seed)
-    prices = LawPrices(of.law, range(inputs.replications), _logits(of.shape), own_device)
+    prices = LawPrices(of.law, range(inputs.replications), _logits(of.shape), own_device, inputs.async_scheduling)
     lossy = [each.text for each in chosen if each.kind in served_methods.LOSSY]
     if lossy:
         notes.append(f"lossy: the output of {', '.join(lossy)} differs from the model's; the best policy is one of the others")
@@ -754,6 +760,7 @@ def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerS
         inputs.max_num_seqs, inputs.max_num_batched_tokens, inputs.block_size, blocks, inputs.enable_chunked_prefill,
         lookahead=0 if inputs.placement.separate else 1,  # a draft's own rows are on its own device
         max_model_len=longest_context(of.name) if inputs.max_model_len is None and of.name else inputs.max_model_len,
+        scheduler_reserve_full_isl=inputs.reserve_prompts,
     )
 
 

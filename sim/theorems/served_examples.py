@@ -322,7 +322,8 @@ def settings_of(x: Example) -> ServerSettings:
         largest = max(prompt + output for _, prompt, output in x["requests"])
         blocks = -(-(largest + (1 + x["lookahead"]) * x["draft_length"]) // x["block"]) + x["spare"]
     return ServerSettings(
-        x["seqs"], x["batched"], x["block"], blocks, x.get("chunked", True), lookahead=x["lookahead"]
+        x["seqs"], x["batched"], x["block"], blocks, x.get("chunked", True), lookahead=x["lookahead"],
+        scheduler_reserve_full_isl=x.get("reserve", True),
     )  # fmt: skip
 
 
@@ -381,7 +382,7 @@ def loads(
         "requests": draw(st.lists(rows, min_size=count, max_size=count)), "per": per,
         "seqs": draw(st.integers(1, most_seqs)), "batched": draw(st.integers(2, 16)), "block": draw(st.integers(1, 3)),
         "spare": draw(st.sampled_from((None, 0, 1, 3))) if tight else None, "lookahead": draw(st.integers(0, 1)) if tight else 0,
-        "clients": draw(st.sampled_from((None, 1, 3))) if clients else None,
+        "reserve": draw(st.booleans()) if tight else True, "clients": draw(st.sampled_from((None, 1, 3))) if clients else None,
         "method": method, "draft_length": length,
         "outcomes": draw(st.lists(st.integers(0, length), min_size=1, max_size=4)) if length else [0],
         "prices": draw(prices()),

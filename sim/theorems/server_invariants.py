@@ -15,6 +15,7 @@ from sim.theorems.served_examples import (
     DRAFTED_BY_A_MODEL,
     IN_TURN,
     LAYERS,
+    UNDRAFTED,
     GivenOutcomes,
     ObservedPlan,
     ObservedRun,
@@ -254,6 +255,23 @@ def no_budget_is_left(x: Example) -> None:
         waiting = len(planned.waiting) - len(plan.admitted)
         if unread or (waiting and after.shape[1] < x["seqs"]):
             equal("tokens of a pass that are not used", unused, 0)
+
+
+@theorem("52d", "A request is admitted where the free blocks hold the first chunk of what it has to read; with"
+         " scheduler_reserve_full_isl, where they hold all of it.",
+         source="settings of the server", given=lambda: loads(methods=UNDRAFTED, least_requests=2, most_prompt=12))
+def prompts_have_room(x: Example) -> None:
+    run, block = play(x), x["block"]
+    for planned in run.scheduler.plans:
+        to_read, free = {each.request: each.prompt for each in planned.waiting}, planned.free
+        chunks = {chunk.column: chunk.tokens for chunk in planned.plan.chunks}
+        for column in reversed(range(planned.after.shape[1])):
+            number, held = planned.after[[REQUEST, HELD], column].tolist()
+            if number not in planned.plan.admitted:
+                continue
+            free += held
+            tokens = to_read[number] if x["reserve"] else chunks.get(column, 1)
+            at_most(f"blocks that request {number} needs to be admitted", -(-max(tokens, 1) // block), free)
 
 
 # --- 53: decodings stay what they are alone ---

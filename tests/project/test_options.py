@@ -885,7 +885,8 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_serve_command.py::test_rows_have_the_figures_of_each_load_and_policy": "--rate --policy --json",
         "test_serve_command.py::test_the_same_seed_gives_the_same_numbers_and_others_differ": "--seed",
         "test_serve_command.py::test_settings_reach_the_server": "--max-num-seqs --num-blocks --block-size"
-        " --max-num-batched-tokens --replicas --router --slo-ttft --slo-tpot",
+        " --max-num-batched-tokens --replicas --router --slo-ttft --slo-tpot --reserve-prompts",
+        "test_serve_command.py::test_the_engines_own_work_may_overlap_with_passes": "--async-scheduling",
         "test_serve_command.py::test_impossible_options_are_refused_in_one_line": "--chunked-prefill",
         "test_serve_command.py::test_requests_beyond_the_context_are_refused_before_any_runs": "--max-model-len",
         "test_serve_command.py::test_bursts_make_requests_wait": "--burstiness --requests --replications",

@@ -92,6 +92,11 @@ def test_settings_reach_the_server() -> None:
     assert tight["settings"]["num_blocks"] == 12
     assert tight["settings"]["block_size"] == 8
     assert tight["table"][0]["kv_utilization"] > 0.5
+    crowded = (*LAW, *QUICK, "--concurrency", "20", "--policy", "off", "--num-blocks", "12", "--block-size", "8",
+               "--max-num-batched-tokens", "8")  # fmt: skip
+    whole, first = (document(*crowded, each)["table"][0] for each in ("--reserve-prompts", "--reserve-chunks"))
+    assert whole["preemptions"] < first["preemptions"]
+    assert whole["mean_running"] < first["mean_running"]
     two = document(*LAW, *QUICK, "--rate", "200", "--policy", "off", "--replicas", "2", "--router", "round-robin")
     one = document(*LAW, *QUICK, "--rate", "200", "--policy", "off")
     assert two["table"][0]["mean_e2e_ms"] < one["table"][0]["mean_e2e_ms"]
@@ -120,6 +125,17 @@ def test_every_input_changes_the_answer(words: tuple[str, ...]) -> None:
     if "llama-2-7b" in words:
         merged["--draft"] = "llama-68m"
     assert document(*[word for pair in merged.items() for word in pair])["table"] != base["table"]
+
+
+def test_the_engines_own_work_may_overlap_with_passes() -> None:
+    """Priors of an engine add its own time to each pass, or hide it behind the passes; a fitted law knows no such part."""
+    words = (*KERNELS, "--engine", "vllm", "--requests", "20", "--replications", "0")
+    after, during = (document(*words, *more)["table"][0] for more in ((), ("--async-scheduling",)))
+    kernels = document(*KERNELS, "--engine", "none", "--requests", "20", "--replications", "0")["table"][0]
+    assert kernels["mean_tpot_ms"] <= during["mean_tpot_ms"] < after["mean_tpot_ms"]
+    code, _, error = called(*LAW, *QUICK, "--rate", "2", "--async-scheduling")
+    assert code == 2
+    assert "async_scheduling must be left out" in error
 
 
 def test_acceptance_of_a_log_and_by_position(tmp_path: Path) -> None:

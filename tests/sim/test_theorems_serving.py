@@ -1,5 +1,6 @@
 """Theorems on servers: expected verdicts, kept counterexamples worked by hand, and faults that refute each theorem."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -162,6 +163,14 @@ def a_token_left(right: Any, own: Scheduler, budget: int, chunks: Any) -> Any:
     return right(own, budget if budget > 1 or not own.running else 0, chunks)
 
 
+def by_the_first_chunk(right: Any, own: Scheduler, budget: int, chunks: Any) -> Any:
+    """Admit where the first chunk has room, under all settings."""
+    settings, own.settings = own.settings, replace(own.settings, scheduler_reserve_full_isl=False)
+    found = right(own, budget, chunks)
+    own.settings = settings
+    return found
+
+
 def begun_again(right: Any, own: decodings.Generators, request: Any, row: int) -> None:
     """Begin a preempted request's algorithm anew."""
     own._of.pop(request.number, None)
@@ -282,6 +291,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("52c", "a token left", with_fault(a_token_left, Scheduler, "_admit")),
     ("52c", "a token of a prompt left", with_fault(lambda right, own, budget, preempted: right(own, budget - 1, preempted),
                                                    Scheduler, "_prompts")),
+    ("52d", "room for the first chunk", with_fault(by_the_first_chunk, Scheduler, "_admit")),
     ("53a", "begun again", with_fault(begun_again, decodings.Generators, "start")),
     ("53b", "a token less is drafted", with_fault(one_drafted_less, decodings.Generators, "draft")),
     ("53c", "steps end late", STEP_LATE),
