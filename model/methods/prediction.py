@@ -57,8 +57,8 @@ class PredictionPoints(Generic[Chosen]):
 
     def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
         """Choice and law index of each distinct pair, and the index of each point's pair."""
-        both, index = np.unique(np.stack([self.choice, self.law]), axis=1, return_inverse=True)
-        return both[0], both[1], index.reshape(-1)
+        keys, index = np.unique(self.choice * len(self.laws) + self.law, return_inverse=True)
+        return keys // len(self.laws), keys % len(self.laws), index
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
-from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, RecordedProbabilities, Replay
+from model.methods.prediction import PredictionPoints
+from model.methods.round_counts import RoundCounts, counts_of, priced
+from model.outcomes.outcome_laws import Bools, Chain, Floats, Iid, Law, Outcomes, RecordedProbabilities, Replay
 
 Bytes = NDArray[np.uint8]
 
@@ -76,12 +78,16 @@ class Rounds:
 
         Both arrays are equal; shape (positions, longest + 1).
         """
-        self._cover(longest)
-        known = np.concatenate([[1.0], self.survival[:longest]])
+        known = np.concatenate([[1.0], self.first(longest)])
         rates = np.zeros(longest + 1)  # the position after the draft is never tested
         np.divide(known[1:], known[:-1], out=rates[:longest], where=known[:-1] > 0)
         chances = np.broadcast_to(rates, (positions, longest + 1))
         return chances, chances
+
+    def first(self, longest: int) -> Floats:
+        """Survival of the first `longest` drafted tokens; raises ParameterError if it is not known for all of them."""
+        self._cover(longest)
+        return self.survival[:longest]
 
     def _lengths(self, tile: Floats, longest: int) -> NDArray[np.int64]:
         # Number of survival probabilities above the draw.
@@ -679,8 +685,128 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPri
     return moments_of_many([RoundChoice(draft_length, tokens, law, prices, cut)])[0]
 
 
+class RoundDecoding(NamedTuple):
+    """A decoding without the prices of its rounds."""
+
+    draft_length: int
+    tokens: int
+    law: AcceptanceLaw
+    cut: bool = True
+
+    @property
+    def survival(self) -> Floats | None:
+        """Probability that at least 1, 2, ... drafted tokens are accepted, if rounds are independent and alike; else None."""
+        if isinstance(self.law, Iid):
+            return np.asarray(float(self.law.rate) ** np.arange(1, self.draft_length + 1))
+        return self.law.first(self.draft_length) if isinstance(self.law, Rounds) else None
+
+
 def moments_of_many(choices: Sequence[RoundChoice]) -> list[Moments]:
-    """Moments of many decodings; those whose laws are chains or independent rounds are computed together."""
+    """Moments of many decodings, computed together (`moments_of_points`)."""
+    found = [RoundDecoding(each.draft_length, each.tokens, each.law, each.cut) for each in choices]
+    keys = [(each.draft_length, each.tokens, id(each.law), each.cut) for each in choices]
+    decodings, prices = dict(zip(keys, found, strict=True)), {(id(each.prices), id(each.reading)): each for each in choices}
+    of_decodings, of_prices = ({key: index for index, key in enumerate(each)} for each in (decodings, prices))
+    joined = moments_of_points(
+        [*decodings.values()], [(each.prices, each.reading) for each in prices.values()],
+        np.array([of_decodings[key] for key in keys], dtype=np.intp),
+        np.array([of_prices[id(each.prices), id(each.reading)] for each in choices], dtype=np.intp),
+    )  # fmt: skip
+    return [Moments(*values) for values in zip(*(each.tolist() for each in joined), strict=True)]
+
+
+def moments_of_points(
+    decodings: Sequence[RoundDecoding], prices: Sequence[tuple[RoundPrices, ReadingTimes | None]],
+    decoding: NDArray[np.intp], price: NDArray[np.intp],
+) -> Moments:  # fmt: skip
+    """Moments of pairs of decodings and prices, as arrays of shape (pairs,).
+
+    Where rounds are independent and their times do not depend on the position, rounds are counted once for all prices
+    (`model.methods.round_counts`).
+
+    Parameters
+    ----------
+    decodings, prices
+        Distinct decodings, and distinct prices with what they add for reading accepted tokens.
+    decoding, price
+        Index of each pair's decoding and prices.
+    """
+    found = np.empty((len(Moments._fields), decoding.size))
+    alike = np.array([isinstance(each.law, Iid | Rounds) for each in decodings], dtype=np.bool_)[decoding]
+    alike &= np.array([each.uniform and reading is None for each, reading in prices], dtype=np.bool_)[price]
+    other = np.flatnonzero(~alike)
+    if other.size:
+        pairs = zip(decoding[other].tolist(), price[other].tolist(), strict=True)
+        choices = [_choice(decodings[one], *prices[which]) for one, which in pairs]
+        found[:, other] = np.array(_moments_by_position(choices)).T
+    groups: dict[tuple[int, int, bool], list[int]] = {}
+    for number in np.unique(decoding[alike]).tolist():
+        each = decodings[number]
+        groups.setdefault((each.draft_length, each.tokens, each.cut), []).append(number)
+    place = np.full(len(decodings), -1)
+    for (length, tokens, cut), numbers in groups.items():
+        place[:] = -1
+        place[numbers] = np.arange(len(numbers))
+        index = np.flatnonzero(alike & (place[decoding] >= 0))
+        found[:, index] = _moments_of_counts(
+            counts_of(length, tokens, np.stack([_known(decodings[number].survival) for number in numbers])),
+            prices, place[decoding[index]], price[index], length, cut=cut,
+        )  # fmt: skip
+    return Moments(*found)
+
+
+def moments_of_prediction(
+    points: PredictionPoints[Any], prices: Sequence[tuple[RoundPrices, ReadingTimes | None]]
+) -> Moments:
+    """Moments at points, with the prices of each choice; decodings that differ in their prices only are evaluated together."""
+    kinds = [(each.parameters.draft_length, each.tokens, each.parameters.cut) for each in points.choices]
+    distinct = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
+    kind = np.array([distinct[each] for each in kinds], dtype=np.intp)
+    choice, law, index = points.pairs()
+    keys, decoding = np.unique(kind[choice] * len(points.laws) + law, return_inverse=True)
+    listed = [*distinct]
+    decodings = []
+    for key in keys.tolist():
+        (length, tokens, cut), of = listed[key // len(points.laws)], points.laws[key % len(points.laws)]
+        decodings.append(RoundDecoding(length, tokens, of, cut))
+    return Moments(*(each[index] for each in moments_of_points(decodings, prices, decoding, choice)))
+
+
+def _choice(decoding: RoundDecoding, prices: RoundPrices, reading: ReadingTimes | None) -> RoundChoice:
+    return RoundChoice(decoding.draft_length, decoding.tokens, decoding.law, prices, decoding.cut, reading)
+
+
+def _known(survival: Floats | None) -> Floats:
+    assert survival is not None
+    return survival
+
+
+_PAIRS = 20_000
+"""Pairs that are priced together."""
+
+
+def _moments_of_counts(
+    counts: RoundCounts, prices: Sequence[tuple[RoundPrices, ReadingTimes | None]], decoding: NDArray[np.intp],
+    price: NDArray[np.intp], longest: int, *, cut: bool,
+) -> Floats:  # fmt: skip
+    """Rows of `Moments` of pairs of one draft length and number of tokens."""
+    used, which = np.unique(price, return_inverse=True)
+    taken = np.arange(longest + 1) if cut else np.full(longest + 1, longest)  # drafted tokens that are paid for
+    time, busy, operations = (
+        np.stack([getattr(prices[each][0], name)[taken] for each in used.tolist()]) for name in ("time", "busy", "operations")
+    )
+    found = np.empty((len(Moments._fields), decoding.size))
+    for at in range(0, decoding.size, _PAIRS):
+        part = slice(at, at + _PAIRS)
+        own, mine = RoundCounts(*(each[decoding[part]] for each in counts)), which[part]
+        mean, variance = priced(own, time[mine])
+        spent = (np.einsum("pk,pk->p", own.mean, each[mine]) for each in (busy, operations))
+        found[:, part] = mean, variance, *spent, own.mean.sum(axis=1), own.mean @ taken
+    return found
+
+
+def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:
+    """Moments of decodings position by position; those whose laws are chains or independent rounds are computed together."""
     found: dict[int, Moments] = {}
     chains: list[int] = []
     for index, choice in enumerate(choices):

@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
+from model.methods import round_counts
 from model.methods.rounds import (
     ReplayRounds,
     RoundChoice,
+    RoundDecoding,
     RoundPrices,
     Rounds,
     Tally,
     fixed,
     moments,
     moments_of_many,
+    moments_of_points,
     operations_of,
     round_prices,
 )
@@ -343,3 +346,43 @@ def test_moments_of_many_equal_moments_of_each(asked: list[tuple[int, int, int, 
     for together, choice in zip(moments_of_many(choices), choices, strict=True):
         alone = moments(choice.draft_length, choice.tokens, choice.law, choice.prices, cut=choice.cut)
         assert list(together) == pytest.approx(list(alone), rel=1e-12, abs=1e-12)
+
+
+@given(
+    st.integers(0, 5), st.integers(1, 14), st.lists(st.floats(0, 1), min_size=1, max_size=3), st.booleans(),
+    st.lists(st.lists(st.floats(0.1, 9), min_size=6, max_size=6), min_size=1, max_size=3),
+)  # fmt: skip
+def test_counted_rounds_have_the_moments_of_rounds_position_by_position(
+    length: int, tokens: int, rates: list[float], cut: bool, times: list[list[float]]
+) -> None:
+    """One rate at every position: rounds are counted once for all prices. The same rates by position: each price alone."""
+    prices = [RoundPrices(*(np.array(each[: length + 1]) * factor for factor in (1.0, 2.0, 3.0))) for each in times]
+    decoding, price = (each.reshape(-1) for each in np.meshgrid(range(len(rates)), range(len(times)), indexing="ij"))
+    found = moments_of_points(
+        [RoundDecoding(length, tokens, Iid(rate), cut) for rate in rates], [(each, None) for each in prices], decoding, price
+    )
+    for at, (own, mine) in enumerate(zip(decoding.tolist(), price.tolist(), strict=True)):
+        alone = moments(length, tokens, ByPosition([rates[own]] * tokens), prices[mine], cut=cut)
+        assert [float(each[at]) for each in found] == pytest.approx(list(alone), rel=1e-9, abs=1e-9)
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.floats(0, 1))
+def test_counts_of_rounds_are_those_of_all_outcomes(length: int, tokens: int, rate: float) -> None:
+    """By enumeration of the accepted tokens of a draft at each position."""
+    mean, square = np.zeros(length + 1), np.zeros((length + 1, length + 1))
+
+    def visit(at: int, chance: float, counts: Floats) -> None:
+        if at == tokens:
+            mean[:] += chance * counts
+            square[:] += chance * np.outer(counts, counts)
+            return
+        drafted = min(length, tokens - 1 - at)
+        for accepted in range(drafted + 1):
+            own = rate**accepted * (1 - rate if accepted < drafted else 1)
+            if own:
+                visit(at + accepted + 1, chance * own, counts + np.eye(length + 1)[drafted])
+
+    visit(0, 1.0, np.zeros(length + 1))
+    found = round_counts.counts_of(length, tokens, rate ** np.arange(1.0, length + 1)[None])
+    assert found.mean[0] == pytest.approx(mean, abs=1e-12)
+    assert found.square[0] == pytest.approx(square, abs=1e-11)

@@ -168,8 +168,8 @@ def outcomes_of_the_first(right: Any, world: BatchWorld, step: Any) -> Any:
     return right(world, step)
 
 
-def drafts_cut(right: Any, choices: Any) -> Any:
-    return right([each._replace(cut=True) for each in choices])
+def drafts_cut(right: Any, decodings: Any, *rest: Any) -> Any:
+    return right([each._replace(cut=True) for each in decodings], *rest)
 
 
 def work_of_one_alone(right: Any, parameters: Any, *rest: Any) -> Any:
@@ -290,7 +290,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
         with_fault(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "remaining_probabilities"),
     ),
     ("32g", "drafts cut", with_fault(drafts_cut, sampler, "fixed")),
-    ("32h", "drafts cut", with_fault(drafts_cut, formulas, "moments_of_many")),
+    ("32h", "drafts cut", with_fault(drafts_cut, rounds, "moments_of_points")),
     ("32h", "as narrow at the end", with_fault(work_of_one_alone, formulas, "work")),
     ("32i", "cap gamma", formula(draft_less, "expected_tokens")),
     ("32i", "a batch of one", with_fault(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),

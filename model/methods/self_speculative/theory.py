@@ -34,11 +34,9 @@ from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import (
     AcceptanceLaw,
-    Moments,
-    RoundChoice,
     RoundPrices,
     Rounds,
-    moments_of_many,
+    moments_of_prediction,
     slowest_of,
     starts,
     sums_from,
@@ -110,14 +108,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, computed together."""
-    prices = [round_prices(each.parameters, each.cost, tokens=each.tokens) for each in points.choices]
-    chosen, laws, index = points.pairs()
-    pairs = [(*points.choices[choice], points.laws[law]) for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True)]
-    rounds = [
-        RoundChoice(parameters.draft_length, tokens, law, prices[chosen[number]], parameters.cut)
-        for number, (parameters, tokens, _, law) in enumerate(pairs)
-    ]
-    of_rounds = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(rounds), strict=True)))
+    prices = [(round_prices(each.parameters, each.cost, tokens=each.tokens), None) for each in points.choices]
+    of_rounds = moments_of_prediction(points, prices)
     units, ratio = points.of_choices(lambda each: each.parameters.units), np.ones(len(points.choice))
     plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
     times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain

@@ -29,9 +29,8 @@ from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import (
     AcceptanceLaw,
     Moments,
-    RoundChoice,
     Rounds,
-    moments_of_many,
+    moments_of_prediction,
     operations_of,
     round_prices,
     slowest_of,
@@ -70,31 +69,31 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; all points except static batches are computed together."""
-    prices, readings = [], []
+    prices = []
     for parameters, tokens, cost in points.choices:
         parameters.check_tokens(tokens)
-        price, reading = prices_of(parameters, tokens, cost)
-        prices.append(price)
-        readings.append(reading)
-    chosen, laws, index = points.pairs()
-    pairs = [(*points.choices[choice], points.laws[law]) for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True)]
-    rounds = {
-        number: RoundChoice(
-            parameters.draft_length, tokens, law, prices[chosen[number]], parameters.cut, readings[chosen[number]]
-        )
-        for number, (parameters, tokens, _, law) in enumerate(pairs) if parameters.decoded_sequences == 1
-    }  # fmt: skip
-    known = dict(zip(rounds, moments_of_many([*rounds.values()]), strict=True))
-    found = [
-        known[number] if number in known else static_batches.expected(parameters, tokens, law, cost)
-        for number, (parameters, tokens, cost, law) in enumerate(pairs)
-    ]
-    of_rounds = Moments(*(np.array(column)[index] for column in zip(*found, strict=True)))
-    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each in prices])[points.choice]
+        prices.append(prices_of(parameters, tokens, cost))
+    static = np.array([each.parameters.decoded_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
+    found = np.empty((len(Moments._fields), static.size))
+    for of, moments in ((static, _of_static_batches), (~static, lambda some: moments_of_prediction(some, prices))):
+        if of.any():
+            found[:, of] = moments(points.at(np.flatnonzero(of)))
+    of_rounds = Moments(*found)
+    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each, _ in prices])[points.choice]
     units = points.of_choices(lambda each: each.parameters.units)
     plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
     times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
     return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
+
+
+def _of_static_batches(points: PredictionPoints[Parameters]) -> Moments:
+    """Moments of static batches, pair by pair."""
+    choice, law, index = points.pairs()
+    found = [
+        static_batches.expected(parameters, tokens, points.laws[which], cost)
+        for (parameters, tokens, cost), which in zip((points.choices[each] for each in choice.tolist()), law.tolist(), strict=True)
+    ]
+    return Moments(*(np.array(column)[index] for column in zip(*found, strict=True)))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
