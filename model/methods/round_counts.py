@@ -11,6 +11,7 @@ most K tokens remain, the rest follows from tables that depend on the remaining 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -110,3 +111,72 @@ def priced(counts: RoundCounts, prices: Floats) -> tuple[Floats, Floats]:
     mean = np.einsum("pk,pk->p", counts.mean, prices)
     return mean, np.maximum(np.einsum("pk,pkj,pj->p", prices, counts.square, prices, optimize=True) - mean**2, 0.0)
 
+
+class RoundTimes(NamedTuple):
+    """Times of rounds, by start position and number of accepted tokens, of several prices.
+
+    Arrays of shape (tokens, K + 1, prices); a time includes what the accepted tokens add to the round that follows.
+    """
+
+    time: Floats
+    busy: Floats
+
+
+def start_masses(draft_length: int, tokens: int, survival: Floats) -> Floats:
+    """Probability that a round starts at each position, shape (tokens, laws); `survival` has shape (laws, K).
+
+    >>> start_masses(1, 4, np.array([[0.5]]))[:, 0].tolist()
+    [1.0, 0.5, 0.75, 0.625]
+    """
+    reached = survival.T
+    state = np.zeros((tokens + draft_length + 1, reached.shape[1]))
+    state[0] = 1.0
+    for start, ends in enumerate(_endings_from(draft_length, tokens, reached)):
+        state[start + 1 : start + 1 + len(ends)] += ends * state[start]
+    return state[:tokens]
+
+
+def _endings_from(longest: int, tokens: int, reached: Floats) -> Iterator[Floats]:
+    """`_endings` of a round that starts at position 0, 1, ...: at most one token less than remain is tested."""
+    whole = _endings(longest, reached)
+    for start in range(tokens):
+        yield whole if tokens - 1 - start >= longest else _endings(tokens - 1 - start, reached)
+
+
+def timed(
+    survival: Floats, times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp]
+) -> tuple[Floats, Floats, Floats]:
+    """Mean and variance of the time, and mean unit-time, of pairs of laws and prices; arrays of shape (pairs,).
+
+    One recursion over the start positions: with the tokens that a round accepts, its time is added to the time until the position
+    that follows.
+
+    >>> price = np.array([[2.0, 2.0], [2.0, 2.0], [1.0, 1.0]])[..., None]  # rounds that draft nothing take 1
+    >>> mean, variance, _ = timed(np.array([[0.5]]), RoundTimes(price, price), *np.zeros((2, 1), dtype=np.intp))
+    >>> mean.tolist(), variance.tolist()
+    ([3.75], [0.6875])
+    """
+    tokens, longest = times.time.shape[0], times.time.shape[1] - 1
+    found = np.empty((3, law.size))
+    size = max(_TOGETHER // (4 * (longest + 1)), 1)
+    mass = start_masses(longest, tokens, survival)
+    for at in range(0, law.size, size):
+        part = slice(at, at + size)
+        found[:, part] = _timed(survival.T[:, law[part]], mass[:, law[part]], times, price[part])
+    return found[0], np.maximum(found[1] - found[0] ** 2, 0.0), found[2]
+
+
+def _timed(reached: Floats, mass: Floats, times: RoundTimes, price: NDArray[np.intp]) -> tuple[Floats, Floats, Floats]:
+    tokens, longest = times.time.shape[0], times.time.shape[1] - 1
+    until = np.zeros((tokens + longest + 1, 2, price.size))  # mean and mean square of the time until a start, with its probability
+    busy = np.zeros(price.size)
+    for start, ends in enumerate(_endings_from(longest, tokens, reached)):
+        count = len(ends)
+        time = times.time[start, :count, price].T
+        mean, square = until[start]
+        spent = time * mass[start]
+        ahead = until[start + 1 : start + 1 + count]
+        ahead[:, 0] += ends * (mean + spent)
+        ahead[:, 1] += ends * (square + time * (2 * mean + spent))
+        busy += (ends * times.busy[start, :count, price].T).sum(axis=0) * mass[start]
+    return until[tokens, 0], until[tokens, 1], busy

@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
+from model.methods import round_counts
 from model.methods.prediction import PredictionPoints
-from model.methods.round_counts import RoundCounts, counts_of, priced
+from model.methods.round_counts import RoundCounts, RoundTimes
 from model.outcomes.outcome_laws import Bools, Chain, Floats, Iid, Law, Outcomes, RecordedProbabilities, Replay
 
 Bytes = NDArray[np.uint8]
@@ -733,7 +734,7 @@ def moments_of_points(
     """
     found = np.empty((len(Moments._fields), decoding.size))
     alike = np.array([isinstance(each.law, Iid | Rounds) for each in decodings], dtype=np.bool_)[decoding]
-    alike &= np.array([each.uniform and reading is None for each, reading in prices], dtype=np.bool_)[price]
+    uniform = np.array([each.uniform and reading is None for each, reading in prices], dtype=np.bool_)[price]
     other = np.flatnonzero(~alike)
     if other.size:
         pairs = zip(decoding[other].tolist(), price[other].tolist(), strict=True)
@@ -744,14 +745,16 @@ def moments_of_points(
         each = decodings[number]
         groups.setdefault((each.draft_length, each.tokens, each.cut), []).append(number)
     place = np.full(len(decodings), -1)
-    for (length, tokens, cut), numbers in groups.items():
+    for shape, numbers in groups.items():
         place[:] = -1
         place[numbers] = np.arange(len(numbers))
-        index = np.flatnonzero(alike & (place[decoding] >= 0))
-        found[:, index] = _moments_of_counts(
-            counts_of(length, tokens, np.stack([_known(decodings[number].survival) for number in numbers])),
-            prices, place[decoding[index]], price[index], length, cut=cut,
-        )  # fmt: skip
+        survival = np.stack([_known(decodings[number].survival) for number in numbers])
+        here = alike & (place[decoding] >= 0)
+        for index, moments_of in ((np.flatnonzero(here & uniform), _of_counts), (np.flatnonzero(here & ~uniform), _of_times)):
+            if index.size:
+                used, which = np.unique(price[index], return_inverse=True)
+                mine = [prices[each] for each in used.tolist()]
+                found[:, index] = moments_of(survival, mine, place[decoding[index]], which, *shape)
     return Moments(*found)
 
 
@@ -785,24 +788,57 @@ _PAIRS = 20_000
 """Pairs that are priced together."""
 
 
-def _moments_of_counts(
-    counts: RoundCounts, prices: Sequence[tuple[RoundPrices, ReadingTimes | None]], decoding: NDArray[np.intp],
-    price: NDArray[np.intp], longest: int, *, cut: bool,
+def _of_counts(
+    survival: Floats, prices: Sequence[tuple[RoundPrices, ReadingTimes | None]], law: NDArray[np.intp], price: NDArray[np.intp],
+    longest: int, tokens: int, cut: bool,
 ) -> Floats:  # fmt: skip
-    """Rows of `Moments` of pairs of one draft length and number of tokens."""
-    used, which = np.unique(price, return_inverse=True)
+    """Rows of `Moments` of pairs of laws and prices that do not depend on the position: rounds are counted once for all prices."""
+    counts = round_counts.counts_of(longest, tokens, survival)
     taken = np.arange(longest + 1) if cut else np.full(longest + 1, longest)  # drafted tokens that are paid for
     time, busy, operations = (
-        np.stack([getattr(prices[each][0], name)[taken] for each in used.tolist()]) for name in ("time", "busy", "operations")
+        np.stack([getattr(each, name)[taken] for each, _ in prices]) for name in ("time", "busy", "operations")
     )
-    found = np.empty((len(Moments._fields), decoding.size))
-    for at in range(0, decoding.size, _PAIRS):
+    found = np.empty((len(Moments._fields), law.size))
+    for at in range(0, law.size, _PAIRS):
         part = slice(at, at + _PAIRS)
-        own, mine = RoundCounts(*(each[decoding[part]] for each in counts)), which[part]
-        mean, variance = priced(own, time[mine])
+        own, mine = RoundCounts(*(each[law[part]] for each in counts)), price[part]
+        mean, variance = round_counts.priced(own, time[mine])
         spent = (np.einsum("pk,pk->p", own.mean, each[mine]) for each in (busy, operations))
         found[:, part] = mean, variance, *spent, own.mean.sum(axis=1), own.mean @ taken
     return found
+
+
+def _of_times(
+    survival: Floats, prices: Sequence[tuple[RoundPrices, ReadingTimes | None]], law: NDArray[np.intp], price: NDArray[np.intp],
+    longest: int, tokens: int, cut: bool,
+) -> Floats:  # fmt: skip
+    """Rows of `Moments` of pairs of laws and prices that depend on the position, or on the tokens that were accepted before."""
+    start = np.arange(tokens)
+    drafted = np.minimum(longest, tokens - 1 - start) if cut else np.full(tokens, longest)
+    each = [_times_by_accepted(*of, drafted) for of in prices]
+    times = RoundTimes(*(np.stack(column, axis=-1) for column in zip(*each, strict=True)))
+    mass = round_counts.start_masses(longest, tokens, survival)
+    operations = np.stack([of.operations[drafted] for of, _ in prices]) @ mass
+    mean, variance, busy = round_counts.timed(survival, times, law, price)
+    return np.stack([mean, variance, busy, operations[price, law], mass.sum(axis=0)[law], (drafted @ mass)[law]])
+
+
+def _times_by_accepted(prices: RoundPrices, reading: ReadingTimes | None, drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Time and unit-time of a round from each position, by accepted tokens, with what these add to the round that follows."""
+    tokens, longest = drafted.size, len(prices.operations) - 1
+    start, accepted = np.arange(tokens)[:, None], np.arange(longest + 1)
+    following = start + 1 + accepted
+    follows, after = following < tokens, np.minimum(following, tokens - 1)
+    whole = follows & (accepted == np.minimum(longest, tokens - 1 - start)) & (accepted > 0)
+    found = []
+    for name in ("time", "busy"):
+        values = getattr(prices, name)
+        usual, late = (values[drafted],) * 2 if prices.uniform else values[:, np.arange(tokens), drafted]
+        times = usual[:, None] + np.where(whole, (late - usual)[after], 0.0)
+        if reading is not None:
+            times = times + np.where(follows, getattr(reading, name)[after, accepted], 0.0)
+        found.append(np.broadcast_to(times, (tokens, longest + 1)))
+    return found[0], found[1]
 
 
 def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:

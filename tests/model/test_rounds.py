@@ -18,6 +18,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.methods import round_counts
 from model.methods.rounds import (
+    ReadingTimes,
     ReplayRounds,
     RoundChoice,
     RoundDecoding,
@@ -386,3 +387,27 @@ def test_counts_of_rounds_are_those_of_all_outcomes(length: int, tokens: int, ra
     found = round_counts.counts_of(length, tokens, rate ** np.arange(1.0, length + 1)[None])
     assert found.mean[0] == pytest.approx(mean, abs=1e-12)
     assert found.square[0] == pytest.approx(square, abs=1e-11)
+
+
+@given(st.integers(0, 4), st.integers(1, 9), st.lists(st.floats(0, 1), min_size=1, max_size=3), st.booleans(), st.booleans(),
+       st.integers(0, 2**32))  # fmt: skip
+def test_times_by_position_have_the_moments_of_a_chain(
+    length: int, tokens: int, rates: list[float], cut: bool, read: bool, seed: int
+) -> None:
+    """With one rate at every position only the start positions are tracked; a chain of the same rates tracks outcomes too."""
+    random = np.random.default_rng(seed)
+    drafts = (np.minimum(length, tokens - 1 - np.arange(tokens)) if cut else np.full(tokens, length)) > 0
+    prices = []
+    for _ in range(2):
+        times = random.uniform(0.5, 2, (2, 2, tokens, length + 1))
+        if read:  # what is added for accepted tokens is not added after a complete draft once more
+            times[:, 1] = times[:, 0]
+        more = random.uniform(0, 1, (2, tokens, length + 1)) * (np.arange(length + 1) > 0) * drafts[:, None]
+        prices.append((RoundPrices(*times, np.arange(1.0, length + 2)), ReadingTimes(*more) if read else None))
+    decoding, price = (each.reshape(-1) for each in np.meshgrid(range(len(rates)), range(2), indexing="ij"))
+    found, chains = (
+        moments_of_points([RoundDecoding(length, tokens, law, cut) for law in laws], prices, decoding, price)
+        for laws in ([Iid(rate) for rate in rates], [ByPosition([rate] * tokens) for rate in rates])
+    )
+    for one, other in zip(found, chains, strict=True):
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-9)
