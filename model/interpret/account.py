@@ -246,6 +246,15 @@ class Work(NamedTuple):
     adoptions: float = 0.0
     adopted_rows: float = 0.0
 
+    def at(self, index: int) -> Work:
+        """The work of one of several decodings, whose totals are arrays."""
+
+        def one(value: Any) -> float:
+            return float(value[index]) if np.ndim(value) else value
+
+        by_model = {role: Totals(*map(one, totals)) for role, totals in self.by_model.items()}
+        return Work(by_model, one(self.adoptions), one(self.adopted_rows))
+
 
 def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> Work:
     """Work of plain decoding, given the position of each step's tokens (from 0) and the number of sequences in each step.
@@ -259,7 +268,8 @@ def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> W
 
 
 class FlopsAndBytes(NamedTuple):
-    """Operations and bytes of a decoding. Transferred bytes count KV cache rows and hidden states, not token ids."""
+    """Operations and bytes of a decoding, or arrays of several. Transferred bytes count KV cache rows and hidden states, not token
+    ids."""
 
     flops: float
     weight_bytes: float
@@ -272,7 +282,7 @@ class FlopsAndBytes(NamedTuple):
     def intensity(self) -> float:
         """Operations per byte of weights and KV cache read or written [FLOP/byte]."""
         moved = self.weight_bytes + self.kv_read_bytes + self.kv_written_bytes
-        return self.flops / moved if moved else float("nan")
+        return _ratio(self.flops, moved, math.nan)  # type: ignore[no-any-return]
 
 
 def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> FlopsAndBytes:
@@ -280,11 +290,13 @@ def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int 
 
     A number takes the bytes of its model's `dtype`, or `bytes_each` if given; quantised weights and cached numbers have their own.
     Sparse experts are read as by passes of the mean number of independent tokens, and a sliding window is applied to the mean
-    number of positions: both are at most a few percent above a sum over passes.
+    number of positions: both are at most a few percent above a sum over passes. Totals may be arrays of one shape, for several
+    decodings; so are the results then.
     """
     if bytes_each is not None:
         checks.whole("bytes_each", bytes_each, 1)
-    flops = weights = read = written = heads = 0.0
+    flops: Any = 0.0
+    weights = read = written = heads = flops
     for role, totals in work.by_model.items():
         if role not in shapes:
             raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes) or 'none'}")
@@ -298,30 +310,32 @@ def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int 
             attended *= _share_in_window(shape, attended, totals.layer_passes)
             rows *= _share_in_window(shape, rows, totals.layer_runs)
         flops += shape.attended_flops * attended
-        layer_bytes = float(each * shape.copies * shape.layer_weights)
+        layer_bytes: Any = float(each * shape.copies * shape.layer_weights)
         if shape.experts is not None or shape.weights is not None:
-            width = totals.layer_passes / totals.layer_runs if totals.layer_runs else 1.0
-            layer_bytes = float(shape.expected_read_bytes(width, bytes_each=bytes_each))
+            layer_bytes = shape.expected_read_bytes(_ratio(totals.layer_passes, totals.layer_runs, 1.0), bytes_each=bytes_each)
         weights += layer_bytes * totals.layer_runs + each * (shape.copies * shape.head_weights * totals.head_runs)
         weights += each * kv_weights * totals.filled_runs
         read += row * rows
         written += row * (totals.layer_passes + totals.filled)
         heads += totals.heads
     moved = 0.0
-    if work.adoptions:
+    if np.any(work.adoptions):
         shape = shapes["target"]
         each = shape.bytes_each if bytes_each is None else bytes_each
         moved = shape.cache_bytes(1, bytes_each=bytes_each) * work.adopted_rows + each * shape.hidden * work.adoptions
     return FlopsAndBytes(flops, weights, read, written, heads, moved)
 
 
-def _share_in_window(shape: Shape, positions: float, passes: float) -> float:
+def _ratio(one: Any, other: Any, otherwise: float) -> Any:
+    """Quotient, or `otherwise` where the divisor is 0."""
+    return np.where(other, one / np.where(other, other, 1), otherwise)[()]
+
+
+def _share_in_window(shape: Shape, positions: Any, passes: Any) -> Any:
     """Share of the mean positions of a pass that layers with a sliding window see, in the mean over the layers."""
-    mean = positions / passes if passes else 0.0
-    if not mean:
-        return 1.0
-    seen = sum(count * (mean if kind.window is None else min(mean, kind.window.size)) for count, kind in shape.kinds)
-    return seen / shape.layers / mean
+    mean = _ratio(positions, passes, 0.0)
+    seen = sum(count * (mean if kind.window is None else np.minimum(mean, kind.window.size)) for count, kind in shape.kinds)
+    return _ratio(seen / shape.layers, mean, 1.0)
 
 
 def _run(kind: Kind) -> int:

@@ -135,6 +135,8 @@ class Method:
     """True if the outcome of the last token can change the time of a decoding."""
     work: Callable[..., Work | None] | None = None
     """Expected work of the passes: (parameters, tokens, law); None: not known for these parameters."""
+    work_of_laws: Callable[..., Work | None] | None = None
+    """`work` under several laws at once, as arrays: (parameters, tokens, laws)."""
     operations: Callable[..., float] | None = None
     """Arithmetic of a run, in units of one token in the target: (parameters, cost, rounds, account)."""
     slowest: Callable[..., tuple[float, float]] | None = None
@@ -159,8 +161,8 @@ class Method:
 
 
 OPTIONAL = (
-    "work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula", "claim_bound", "claim_formula",
-    "steady_state",
+    "work", "work_of_laws", "operations", "slowest", "distribution", "straggler_loss", "paper_formula", "claim_bound",
+    "claim_formula", "steady_state",
 )  # fmt: skip
 
 

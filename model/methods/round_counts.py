@@ -170,13 +170,16 @@ def _timed(reached: Floats, mass: Floats, times: RoundTimes, price: NDArray[np.i
     tokens, longest = times.time.shape[0], times.time.shape[1] - 1
     until = np.zeros((tokens + longest + 1, 2, price.size))  # mean and mean square of the time until a start, with its probability
     busy = np.zeros(price.size)
+    alike = np.array_equal(times.time, times.busy)
     for start, ends in enumerate(_endings_from(longest, tokens, reached)):
         count = len(ends)
-        time = times.time[start, :count, price].T
+        time = np.take(times.time[start, :count], price, axis=1)
         mean, square = until[start]
         spent = time * mass[start]
         ahead = until[start + 1 : start + 1 + count]
         ahead[:, 0] += ends * (mean + spent)
         ahead[:, 1] += ends * (square + time * (2 * mean + spent))
-        busy += (ends * times.busy[start, :count, price].T).sum(axis=0) * mass[start]
-    return until[tokens, 0], until[tokens, 1], busy
+        if not alike:
+            busy += (ends * np.take(times.busy[start, :count], price, axis=1)).sum(axis=0) * mass[start]
+    mean, square = until[tokens]
+    return mean, square, mean if alike else busy

@@ -892,6 +892,22 @@ def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
     return Starts(mass.sum(axis=1)[:, 0], after_whole[:tokens])
 
 
+def starts_of_laws(draft_length: int, tokens: int, laws: Sequence[Chain | Rounds]) -> Starts:
+    """`starts` of several laws; arrays of shape (tokens, laws)."""
+    survival = [RoundDecoding(draft_length, tokens, law).survival for law in laws]
+    if any(known is None for known in survival):
+        each = [starts(draft_length, tokens, law) for law in laws]
+        return Starts(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
+    reached = np.stack([_known(known) for known in survival])
+    mass, after_full = round_counts.start_masses(draft_length, tokens, reached), np.zeros((tokens, len(laws)))
+    place = np.arange(tokens)
+    count = np.minimum(draft_length, tokens - 1 - place)
+    whole = np.concatenate([np.ones((1, len(laws))), reached.T])[count] * mass
+    follows = (count > 0) & (place + 1 + count < tokens)
+    np.add.at(after_full, (place + 1 + count)[follows], whole[follows])
+    return Starts(mass, after_full)
+
+
 def starts_by_accepted(draft_length: int, tokens: int, law: Chain | Rounds) -> Floats:
     """Probability that a round starts at each position after one that accepted 0, 1, ... tokens; shape (tokens, longest + 1).
 

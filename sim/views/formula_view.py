@@ -61,12 +61,6 @@ class PointBlock:
         """Return the case of one point, by its index in this block."""
         return self.choices[int(self.choice[point])].with_outcomes(self.outcomes[int(self.outcome[point])])
 
-    def of_pairs(self, value: Callable[[Case], Row]) -> pl.DataFrame:
-        """Columns that depend on choice and outcomes, computed once for each pair that occurs."""
-        both, index = np.unique(np.stack([self.choice, self.outcome]), axis=1, return_inverse=True)
-        rows = [value(self.choices[choice].with_outcomes(self.outcomes[outcome])) for choice, outcome in both.T.tolist()]
-        return _gathered(rows, index.reshape(-1))
-
 
 def of_case(case: Case) -> PointBlock:
     """Return a block of a single point."""
@@ -234,7 +228,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         loss = np.array([row.get("straggler_loss", 0.0) for row in rows])
     more.append(_time_parts(points, np.asarray(prediction.latency, dtype=np.float64), passes, loss))
     if method.work is not None and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
-        more.append(points.of_pairs(work_of))
+        more.append(_work_columns(method, points))
     return pl.concat([each for each in more if each.width], how="horizontal")
 
 
@@ -362,6 +356,41 @@ def work_of(case: Case) -> Row:
     """FLOPs and bytes per token by the theory, if shapes are given and the theory has them."""
     found = _work(case) if case.shapes else None
     return {} if found is None else metrics.work_per_token(flops_and_bytes(found, case.shapes), case.outputs, case.full_batch)
+
+
+def _work_columns(method: registry.Method, points: PointBlock) -> pl.DataFrame:
+    """Columns of `work_of`: once for all costs with which a decoding makes the same passes, and together for all laws."""
+    alike: dict[Any, int] = {}
+    cases: list[Case] = []
+    kind = np.zeros(len(points.choices), dtype=np.intp)
+    for each in np.unique(points.choice).tolist():
+        case = points.choices[each]
+        key = case.parameters, case.settings.tokens, case.outputs, tuple((role, id(shape)) for role, shape in case.shapes.items())
+        kind[each] = alike.setdefault(key, len(alike))
+        if kind[each] == len(cases):
+            cases.append(case)
+    keys, index = np.unique(kind[points.choice] * len(points.outcomes) + points.outcome, return_inverse=True)
+    frames = []
+    for number, case in enumerate(cases):
+        used = keys[keys // len(points.outcomes) == number] % len(points.outcomes)
+        outcomes = [points.outcomes[each] for each in used.tolist()]
+        laws = [by_outcome({name: each.law for name, each in of.items()}) for of in outcomes]
+        found = None if method.work_of_laws is None or not case.shapes else method.work_of_laws(*key_of(case), laws)
+        if found is None:
+            rows = [work_of(case.with_outcomes(each)) for each in outcomes]
+            frames.append(pl.DataFrame({"_": np.zeros(len(rows))}).hstack(pl.DataFrame(rows, infer_schema_length=None)))
+        else:
+            columns = metrics.work_per_token(flops_and_bytes(found, case.shapes), case.outputs, case.full_batch)
+            frames.append(pl.DataFrame({"_": np.zeros(len(laws))} | {
+                name: np.broadcast_to(values, len(laws)) for name, values in columns.items()
+            }))  # fmt: skip
+    together: pl.DataFrame = pl.concat(frames, how="diagonal_relaxed").drop("_")[index]
+    return together
+
+
+def key_of(case: Case) -> tuple[Any, int]:
+    """Arguments of a method's closed forms that describe a case, without its outcomes and costs."""
+    return case.parameters, case.settings.tokens
 
 
 def _work(case: Case) -> Any:

@@ -115,10 +115,13 @@ def of_prediction(prediction: Prediction, tokens: Any, tensor_parallel: Any = 1)
     return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, tensor_parallel)
 
 
-def work_per_token(total: FlopsAndBytes, tokens: float, sequences: int = 1) -> dict[str, float]:
-    """FLOPs and bytes per output token, and their ratio; `sequences` of a batch share each read of the weights."""
+def work_per_token(total: FlopsAndBytes, tokens: float, sequences: int = 1) -> dict[str, Any]:
+    """FLOPs and bytes per output token, and their ratio; `sequences` of a batch share each read of the weights.
+
+    Of arrays, arrays.
+    """
     total = total._replace(weight_bytes=total.weight_bytes / sequences)
-    each = {name: float(value) / tokens for name, value in zip(WORK, total, strict=True)}
+    each = {name: value / tokens for name, value in zip(WORK, total, strict=True)}
     return each | {"arithmetic_intensity": total.intensity}
 
 

@@ -14,6 +14,7 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,8 +35,8 @@ from model.methods.rounds import (
     operations_of,
     round_prices,
     slowest_of,
-    starts,
     starts_by_accepted,
+    starts_of_laws,
 )
 from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
@@ -145,11 +146,19 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     """
     if parameters.decoded_sequences > 1:
         return static_batches.work(parameters, tokens, law)
-    if not isinstance(law, Chain | Rounds):
+    found = work_of_laws(parameters, tokens, [law])
+    return None if found is None else found.at(0)
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceLaw]) -> Work | None:
+    """`work` under each of several laws, as arrays of shape (laws,); None if one of them is of records, or for static batches."""
+    known = [law for law in laws if isinstance(law, Chain | Rounds)]
+    if len(known) < len(laws) or parameters.decoded_sequences > 1:
         return None
-    mass, after_whole = starts(parameters.draft_length, tokens, law)
-    place = np.arange(tokens)
-    most = parameters.draft_length
+    most, place = parameters.draft_length, np.arange(tokens)
+    mass: Any
+    after_whole: Any
+    mass, after_whole = (each.T for each in starts_of_laws(most, tokens, known))  # (laws, tokens)
     count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
     width = count + 1
     attended = place * width + width * (width + 1) / 2
@@ -159,33 +168,33 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     if parameters.context_budget is not None:
         reading = attended_within(place, count, parameters.context_budget)
     if parameters.reads_states:
-        after, accepted = starts_by_accepted(most, tokens, law) * (count > 0)[:, None], np.arange(most + 1)
+        after = np.stack([starts_by_accepted(most, tokens, law) for law in known]) * (count > 0)[:, None]
+        accepted = np.arange(most + 1)
         # Accepted tokens that are read again are at the positions before the start of the round; each sees those up to itself.
         seen = accepted * place[:, None] - accepted * (accepted - 1) / 2
-        again, attended_again, rows_again = float((after * accepted).sum()), float((after * seen).sum()), 0.0
+        again, attended_again, rows_again = after.sum(axis=1) @ accepted, (after * seen).sum(axis=(1, 2)), np.zeros(len(known))
     else:
         after_full = after_whole * (count > 0)
         # The first pass also reads the token before: its two tokens see one and two positions more than are held before them.
         before = np.minimum(place - 1, held)
-        again, attended_again = float(after_full.sum()), float(after_full @ (2 * before + 2 - held))
-        rows_again = float(after_full @ (before + 1 - held))
-    drafted = float(mass @ count)
+        again, attended_again = after_full.sum(axis=1), after_full @ (2 * before + 2 - held)
+        rows_again = after_full @ (before + 1 - held)
+    drafted = mass @ count
     parallel = parameters.drafts_in_one_pass
-    passes = float(mass @ (count > 0)) if parallel else drafted
-    rows = float(mass @ np.where(count > 0, place + count, 0)) if parallel else float(mass @ reading) + rows_again
+    passes = mass @ (count > 0) if parallel else drafted
+    rows = mass @ np.where(count > 0, place + count, 0) if parallel else mass @ reading + rows_again
     draft = Totals(
         passes=passes, layer_runs=passes * parameters.draft_layers, layer_passes=(drafted + again) * parameters.draft_layers,
-        attended=(float(mass @ reading) + attended_again) * parameters.draft_layers, rows_read=rows * parameters.draft_layers,
+        attended=(mass @ reading + attended_again) * parameters.draft_layers, rows_read=rows * parameters.draft_layers,
         head_runs=passes, heads=drafted,
     )  # fmt: skip
-    return Work({"target": target, "draft": draft} if draft.passes else {"target": target})
+    return Work({"target": target, "draft": draft} if passes.any() else {"target": target})
 
 
-def _totals(layers: int, mass: Floats, width: Floats, attended: Floats, read: Floats) -> Totals:
-    """Totals of passes of these widths, weighted by `mass`; logits at all positions."""
-    runs = float(mass.sum())
-    tokens = float(mass @ width)
-    seen, rows = float(mass @ attended), float(mass @ read)
+def _totals(layers: int, mass: Any, width: Floats, attended: Floats, read: Floats) -> Totals:
+    """Totals of passes of these widths, weighted by each row of `mass`; logits at all positions."""
+    runs, tokens = mass.sum(axis=1), mass @ width
+    seen, rows = mass @ attended, mass @ read
     return Totals(runs, layers * runs, layers * tokens, layers * seen, layers * rows, head_runs=runs, heads=tokens)
 
 
