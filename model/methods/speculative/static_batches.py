@@ -145,7 +145,7 @@ def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterat
         yield _rounds_of_batch(known, parameters.draft_length, tuple(batch.values()))
 
 
-@lru_cache(maxsize=64)  # independent of costs
+@lru_cache(maxsize=4096)  # independent of costs, and small
 def _rounds_of_batch(law: Chain | Rounds, draft_length: int, lengths: tuple[int, ...]) -> Floats:
     rounds = max(lengths)
     known = {
@@ -307,7 +307,7 @@ def _with_closed_form(law: AcceptanceLaw) -> Chain | Rounds:
     return law
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=65_536)  # two numbers of each law, asked for with each price
 def _rounds_and_drafted(law: AcceptanceLaw, draft_length: int, tokens: int) -> tuple[float, float]:
     """Expected rounds and drafted tokens of one sequence."""
     free = np.zeros(draft_length + 1)
