@@ -11,7 +11,7 @@ most K tokens remain, the rest follows from tables that depend on the remaining 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -112,74 +112,108 @@ def priced(counts: RoundCounts, prices: Floats) -> tuple[Floats, Floats]:
     return mean, np.maximum(np.einsum("pk,pkj,pj->p", prices, counts.square, prices, optimize=True) - mean**2, 0.0)
 
 
-class RoundTimes(NamedTuple):
-    """Times of rounds, by start position and number of accepted tokens, of several prices.
+class RoundEnds(NamedTuple):
+    """How rounds end: accepted tokens in rising order, shape (endings,), and their probabilities, shape (endings, laws).
 
-    Arrays of shape (tokens, K + 1, prices); a time includes what the accepted tokens add to the round that follows.
+    Several endings may accept the same number of tokens.
     """
 
-    time: Floats
-    busy: Floats
+    accepted: NDArray[np.int64]
+    chance: Floats
 
 
-def start_masses(draft_length: int, tokens: int, survival: Floats) -> Floats:
-    """Probability that a round starts at each position, shape (tokens, laws); `survival` has shape (laws, K).
+class RoundTimes(NamedTuple):
+    """Times of rounds with several prices: for each start position an array of shape (endings, prices).
 
-    >>> start_masses(1, 4, np.array([[0.5]]))[:, 0].tolist()
+    A time includes what the ending adds to the round that follows.
+    """
+
+    time: Sequence[Floats]
+    busy: Sequence[Floats]
+
+
+def chain_ends(draft_length: int, tokens: int, survival: Floats) -> list[RoundEnds]:
+    """Endings of rounds from position 0, 1, ... on: at most one token less than remain is tested.
+
+    `survival` has shape (laws, K): probability that at least 1, 2, ... drafted tokens are accepted.
+
+    >>> [each.chance[:, 0].tolist() for each in chain_ends(1, 3, np.array([[0.25]]))]
+    [[0.75, 0.25], [0.75, 0.25], [1.0]]
+    """
+    cut = [_endings(drafted, survival.T) for drafted in range(draft_length + 1)]
+    by_drafted = [RoundEnds(np.arange(len(chance)), chance) for chance in cut]
+    return [by_drafted[min(draft_length, tokens - 1 - start)] for start in range(tokens)]
+
+
+def start_masses(ends: Sequence[RoundEnds]) -> Floats:
+    """Probability that a round starts at each position, shape (tokens, laws).
+
+    >>> start_masses(chain_ends(1, 4, np.array([[0.5]])))[:, 0].tolist()
     [1.0, 0.5, 0.75, 0.625]
     """
-    reached = survival.T
-    state = np.zeros((tokens + draft_length + 1, reached.shape[1]))
+    tokens, laws = len(ends), ends[0].chance.shape[1]
+    state = np.zeros((tokens + 1 + max(int(each.accepted[-1]) for each in ends), laws))
     state[0] = 1.0
-    for start, ends in enumerate(_endings_from(draft_length, tokens, reached)):
-        state[start + 1 : start + 1 + len(ends)] += ends * state[start]
+    for start, each in enumerate(ends):
+        _add(state, start, each.accepted, each.chance * state[start])
     return state[:tokens]
 
 
-def _endings_from(longest: int, tokens: int, reached: Floats) -> Iterator[Floats]:
-    """`_endings` of a round that starts at position 0, 1, ...: at most one token less than remain is tested."""
-    whole = _endings(longest, reached)
-    for start in range(tokens):
-        yield whole if tokens - 1 - start >= longest else _endings(tokens - 1 - start, reached)
+def _add(state: Floats, start: int, accepted: NDArray[np.int64], more: Floats) -> None:
+    """Add values by ending, first axis of `more`, to the positions where the next rounds start."""
+    if len(accepted) == accepted[-1] + 1:  # each number of tokens once
+        state[start + 1 : start + 1 + len(accepted)] += more
+        return
+    first = np.flatnonzero(np.diff(accepted, prepend=-1))
+    state[start + 1 + accepted[first]] += np.add.reduceat(more, first, axis=0)
 
 
 def timed(
-    survival: Floats, times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp]
+    ends: Sequence[RoundEnds], times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp]
 ) -> tuple[Floats, Floats, Floats]:
     """Mean and variance of the time, and mean unit-time, of pairs of laws and prices; arrays of shape (pairs,).
 
     One recursion over the start positions: with the tokens that a round accepts, its time is added to the time until the position
     that follows.
 
-    >>> price = np.array([[2.0, 2.0], [2.0, 2.0], [1.0, 1.0]])[..., None]  # rounds that draft nothing take 1
-    >>> mean, variance, _ = timed(np.array([[0.5]]), RoundTimes(price, price), *np.zeros((2, 1), dtype=np.intp))
+    Parameters
+    ----------
+    ends, times
+        Endings and times of rounds by their start position; one entry for each token.
+    law, price
+        Index of each pair's law and prices, the last axes of `ends` and `times`.
+
+    >>> two, one = np.full((2, 1), 2.0), np.ones((1, 1))  # rounds that draft nothing take 1
+    >>> mean, variance, _ = timed(
+    ...     chain_ends(1, 3, np.array([[0.5]])), RoundTimes([two, two, one], [two, two, one]), *np.zeros((2, 1), dtype=np.intp))
     >>> mean.tolist(), variance.tolist()
     ([3.75], [0.6875])
     """
-    tokens, longest = times.time.shape[0], times.time.shape[1] - 1
     found = np.empty((3, law.size))
-    size = max(_TOGETHER // (4 * (longest + 1)), 1)
-    mass = start_masses(longest, tokens, survival)
+    size = max(_TOGETHER // (4 * max(len(each.accepted) for each in ends)), 1)
+    mass = start_masses(ends)
+    alike = all(one is other or np.array_equal(one, other) for one, other in zip(times.time, times.busy, strict=True))
     for at in range(0, law.size, size):
         part = slice(at, at + size)
-        found[:, part] = _timed(survival.T[:, law[part]], mass[:, law[part]], times, price[part])
+        found[:, part] = _timed(ends, mass[:, law[part]], times, law[part], price[part], alike=alike)
     return found[0], np.maximum(found[1] - found[0] ** 2, 0.0), found[2]
 
 
-def _timed(reached: Floats, mass: Floats, times: RoundTimes, price: NDArray[np.intp]) -> tuple[Floats, Floats, Floats]:
-    tokens, longest = times.time.shape[0], times.time.shape[1] - 1
-    until = np.zeros((tokens + longest + 1, 2, price.size))  # mean and mean square of the time until a start, with its probability
-    busy = np.zeros(price.size)
-    alike = np.array_equal(times.time, times.busy)
-    for start, ends in enumerate(_endings_from(longest, tokens, reached)):
-        count = len(ends)
-        time = np.take(times.time[start, :count], price, axis=1)
-        mean, square = until[start]
-        spent = time * mass[start]
-        ahead = until[start + 1 : start + 1 + count]
-        ahead[:, 0] += ends * (mean + spent)
-        ahead[:, 1] += ends * (square + time * (2 * mean + spent))
+def _timed(
+    ends: Sequence[RoundEnds], mass: Floats, times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp], *, alike: bool
+) -> tuple[Floats, Floats, Floats]:
+    tokens = len(ends)
+    # Mean and mean square of the time until a start, with its probability.
+    means, squares = np.zeros((2, tokens + 1 + max(int(each.accepted[-1]) for each in ends), price.size))
+    busy, last, chance = np.zeros(price.size), None, np.zeros(0)
+    for start, each in enumerate(ends):
+        if each is not last:
+            last, chance = each, np.take(each.chance, law, axis=1)
+        time = np.take(times.time[start], price, axis=1)
+        mean, spent = means[start], time * mass[start]
+        _add(means, start, each.accepted, chance * (mean + spent))
+        _add(squares, start, each.accepted, chance * (squares[start] + time * (2 * mean + spent)))
         if not alike:
-            busy += (ends * np.take(times.busy[start, :count], price, axis=1)).sum(axis=0) * mass[start]
-    mean, square = until[tokens]
+            busy += (chance * np.take(times.busy[start], price, axis=1)).sum(axis=0) * mass[start]
+    mean, square = (each[tokens:].sum(axis=0) for each in (means, squares))
     return mean, square, mean if alike else busy

@@ -816,10 +816,14 @@ def _of_times(
     start = np.arange(tokens)
     drafted = np.minimum(longest, tokens - 1 - start) if cut else np.full(tokens, longest)
     each = [_times_by_accepted(*of, drafted) for of in prices]
-    times = RoundTimes(*(np.stack(column, axis=-1) for column in zip(*each, strict=True)))
-    mass = round_counts.start_masses(longest, tokens, survival)
+    ends = round_counts.chain_ends(longest, tokens, survival)
+    times = RoundTimes(*(
+        [by_start[: len(end.accepted)] for by_start, end in zip(np.stack(column, axis=-1), ends, strict=True)]
+        for column in zip(*each, strict=True)
+    ))  # fmt: skip
+    mass = round_counts.start_masses(ends)
     operations = np.stack([of.operations[drafted] for of, _ in prices]) @ mass
-    mean, variance, busy = round_counts.timed(survival, times, law, price)
+    mean, variance, busy = round_counts.timed(ends, times, law, price)
     return np.stack([mean, variance, busy, operations[price, law], mass.sum(axis=0)[law], (drafted @ mass)[law]])
 
 
@@ -899,7 +903,8 @@ def starts_of_laws(draft_length: int, tokens: int, laws: Sequence[Chain | Rounds
         each = [starts(draft_length, tokens, law) for law in laws]
         return Starts(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
     reached = np.stack([_known(known) for known in survival])
-    mass, after_full = round_counts.start_masses(draft_length, tokens, reached), np.zeros((tokens, len(laws)))
+    mass = round_counts.start_masses(round_counts.chain_ends(draft_length, tokens, reached))
+    after_full = np.zeros((tokens, len(laws)))
     place = np.arange(tokens)
     count = np.minimum(draft_length, tokens - 1 - place)
     whole = np.concatenate([np.ones((1, len(laws))), reached.T])[count] * mass
