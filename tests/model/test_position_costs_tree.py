@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.interpret.simulated_answers import Ranked
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.tree import theory, tree_rounds
 from model.methods.tree.algorithm import Parameters, decode
 from model.outcomes.rank_laws import RankRates, ReplayedRanks
@@ -108,3 +110,28 @@ def test_best_tree_shrinks_with_the_batch() -> None:
         assert found.speedup >= 1
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 6)), min_size=2, max_size=5))
+def test_points_together_equal_each_alone(asked: list[tuple[int, int, int]]) -> None:
+    """Laws with one class, with several by draft or by sequence, and records; costs in layer-times by the width of a pass."""
+    one, other = ((0.5, 0.2), (0.6, 0.1)), ((0.9, 0.05), (0.2, 0.2))
+    laws = [
+        RankRates([one]), RankRates([one, other], [0.3, 0.7]), RankRates([one, other], [0.3, 0.7], by_sequence=True),
+        RankRates([other]),
+    ]  # fmt: skip
+    kinds = [Parameters(8, "full", 2, 2), Parameters(8, "listed", parents=(-1, -1, 0)),
+             Parameters(8, "full", 2, 2, drafter="heads"), Parameters(8, "chain", 2, sequences=3)]  # fmt: skip
+    choices = [
+        MethodChoice(
+            kinds[kind], tokens, UnitCost(8, cost_ratio=tokens / 9, operations_ratio=0.2, verify_cost=((1, 1.0), (40, 3.0)))
+        )
+        for _, kind, tokens in asked
+    ]
+    of = np.arange(len(asked))
+    found = theory.predict_points(PredictionPoints(choices, laws, of, np.array([law for law, _, _ in asked])))
+    for at, (law, _, tokens) in enumerate(asked):
+        alone = theory.predict(choices[at].parameters, tokens, laws[law], choices[at].cost)
+        for name in ("latency", "latency_variance", "busy", "rounds", "drafted", "operations", "plain_latency"):
+            together = float(np.asarray(getattr(found, name))[at])
+            assert together == pytest.approx(float(getattr(alone, name)), rel=1e-9, abs=1e-9), name

@@ -14,6 +14,7 @@ number of accepted tokens is the sum of these products over all nodes: F(T) in S
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Sequence
@@ -360,6 +361,12 @@ def optimal(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int
     >>> optimal([[0.6, 0.3], [0.6, 0.3]], nodes=4, depth=2).parents  # .6 + .36 + .3 + .3 * .6
     (-1, -1, 0, 1)
     """
+    require_rates("rates", rates, depth)
+    return _optimal(tuple(tuple(map(float, row)) for row in rates[:depth]), nodes, depth, width)
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share trees
+def _optimal(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int, width: int | None) -> DraftTree:
     return OptimalTrees(rates, nodes, depth, width).tree(nodes)
 
 

@@ -28,7 +28,8 @@ from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
-from model.methods.prediction import Prediction
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
+from model.methods.rounds import Moments
 from model.methods.tree import tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.draft_trees import DraftTree, OptimalTrees
@@ -54,13 +55,36 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: RankLaw, cost: StepC
     (2.214, 2.218)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    count = int(np.asarray(tokens))
-    price = tree_rounds.prices(parameters, cost, count)
-    found = tree_rounds.moments(parameters, count, law, price)
-    ratio = 1.0 if np.array_equal(price.time, price.busy) else np.nan
-    times = found.time, found.variance, found.busy, ratio, parameters.units, parameters.plain_time(count, cost)
-    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
-    return Prediction(*values)
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points; those of one tree and number of tokens are computed together for all laws and costs."""
+    price = [tree_rounds.prices(each.parameters, each.cost, each.tokens) for each in points.choices]
+    alike: dict[tuple[Parameters, int], list[int]] = {}
+    for number, each in enumerate(points.choices):
+        alike.setdefault((each.parameters, each.tokens), []).append(number)
+    independent = [isinstance(law, RankRates) and not (law.by_sequence and law.classes > 1) for law in points.laws]
+    classes = np.array([law.classes if known else -1 for law, known in zip(points.laws, independent, strict=True)])
+    choice, law, index = points.pairs()
+    found = np.empty((len(Moments._fields), choice.size))
+    for (parameters, tokens), choices in alike.items():
+        here = np.isin(choice, choices)
+        for number in np.flatnonzero(here & (classes[law] < 0)).tolist():
+            found[:, number] = tree_rounds.moments(parameters, tokens, points.laws[law[number]], price[choice[number]])
+        for count in np.unique(classes[law[here & (classes[law] > 0)]]).tolist():
+            pairs = np.flatnonzero(here & (classes[law] == count))
+            used, own = np.unique(law[pairs], return_inverse=True)
+            costs, mine = np.unique(choice[pairs], return_inverse=True)
+            laws, prices = [points.laws[each] for each in used.tolist()], [price[each] for each in costs.tolist()]
+            found[:, pairs] = tree_rounds.moments_of_pairs(parameters, tokens, laws, prices, own, mine)
+    of_rounds = Moments(*found[:, index])
+    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each in price])[points.choice]
+    units = points.of_choices(lambda each: each.parameters.units)
+    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
+    times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
+    return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

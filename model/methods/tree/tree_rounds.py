@@ -9,8 +9,8 @@ with a draft that reads the target's states, one more for each accepted token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
+from model.methods import round_counts
+from model.methods.round_counts import RoundEnds, RoundTimes
 from model.methods.rounds import Moments, Tally, mean_of, mixed
 from model.methods.tree.algorithm import EAGLE_2, Parameters
 from model.methods.tree.draft_trees import ROOT, DraftTree
@@ -177,9 +179,7 @@ class Endings:
         (table,) = rates.rates
         given = [row.tolist() for row in table]
         reached = np.concatenate([[1.0], self.tree.chances(given)])
-        ends = reached.copy()
-        for parent, children in self.tree.children.items():
-            ends[parent - ROOT] -= reached[np.array(children) + 1].sum()
+        ends = reached - np.bincount(np.array(self.tree.parents) - ROOT, reached[1:], reached.size)
         return np.asarray(np.maximum(ends, 0.0))
 
 
@@ -210,6 +210,11 @@ class _Trees:
             ends = own.of_ranks(ranks)[mine]
             accepted[mine], unread[mine] = own.accepted[ends], own.unread[ends]
         return accepted, unread
+
+
+@lru_cache(maxsize=64)  # the same for all laws and costs
+def _trees_of(parameters: Parameters) -> _Trees:
+    return _Trees(parameters)
 
 
 # --- Many replications at once ------------------------------------------------------------------------------------------
@@ -291,17 +296,46 @@ def cells(parameters: Parameters, law: RankRates, levels: int) -> RoundEndings:
     """
     if not levels:
         return RoundEndings(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.ones(1))
-    found: dict[tuple[int, int], float] = {}
-    trees = _Trees(parameters)
+    trees, most = _trees_of(parameters), most_unread(parameters) + 1
+    chance, possible = np.zeros((levels + 1) * most), np.zeros((levels + 1) * most, dtype=np.bool_)
     for index, weight in enumerate(law.weights):
         own = trees.of(index, levels)
-        for accepted, unread, chance in zip(
-            own.accepted.tolist(), own.unread.tolist(), own.chances(law.of_class(index)).tolist(), strict=True
-        ):
-            found[accepted, unread] = found.get((accepted, unread), 0.0) + weight * chance
-    order = sorted(found)
-    accepted, unread = np.array(order, dtype=np.int64).T
-    return RoundEndings(accepted, unread, np.array([found[each] for each in order]))
+        kind = own.accepted * most + own.unread
+        chance += weight * np.bincount(kind, own.chances(law.of_class(index)), chance.size)
+        possible[kind] = True
+    kinds = np.flatnonzero(possible)
+    return RoundEndings(kinds // most, kinds % most, chance[kinds])
+
+
+def ends_of_laws(parameters: Parameters, laws: Sequence[RankRates], levels: int) -> tuple[RoundEnds, Integers]:
+    """Endings of a round that drafts this number of levels under each law, and the tokens that the draft has not read there."""
+    each = [cells(parameters, law, levels) for law in laws]
+    return RoundEnds(each[0].accepted, np.stack([one.chance for one in each], axis=1)), each[0].unread
+
+
+def moments_of_pairs(
+    parameters: Parameters, tokens: int, laws: Sequence[RankRates], prices_of_costs: Sequence[TreePrices],
+    law: NDArray[np.intp], price: NDArray[np.intp],
+) -> Moments:  # fmt: skip
+    """`moments` with independent rounds, of pairs of laws and prices; arrays of shape (pairs,).
+
+    Laws have as many classes each. What the first draft pass of a round reads more than usual is added to the round before.
+    """
+    levels = levels_of(parameters, tokens)
+    known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(levels).tolist()}
+    ends = [known[count][0] for count in levels.tolist()]
+    time, busy = (np.stack([getattr(each, name) for each in prices_of_costs], axis=-1) for name in ("time", "busy"))
+    times: tuple[list[Floats], list[Floats]] = ([], [])
+    for start, count in enumerate(levels.tolist()):
+        after = start + 1 + ends[start].accepted
+        follows, unread = (after < tokens)[:, None], known[count][1]
+        after = np.minimum(after, tokens - 1)
+        for column, values in zip(times, (time, busy), strict=True):
+            column.append(values[start, 0] + np.where(follows, values[after, unread] - values[after, 0], 0.0))
+    mass = round_counts.start_masses(ends)
+    mean, variance, spent = round_counts.timed(ends, RoundTimes(*times), law, price)
+    operations, drafted = (np.stack([getattr(each, name) for each in prices_of_costs]) @ mass for name in ("operations", "drafted"))
+    return Moments(mean, variance, spent, operations[price, law], mass.sum(axis=0)[law], drafted[price, law])
 
 
 class RoundStarts(NamedTuple):
@@ -357,11 +391,5 @@ def _of_class(parameters: Parameters, index: int, tokens: int, law: RankRates, p
 
 def _independent(parameters: Parameters, tokens: int, law: RankRates, price: TreePrices) -> Moments:
     """Moments with independent rounds."""
-    mass, first = visits(parameters, tokens, law, price.time)
-    time = price.time
-    mean, square = float((mass * time).sum()), float((time * (2 * first + time * mass)).sum())
-    starts = mass.sum(axis=1)
-    busy, rounds = float((mass * price.busy).sum()), float(starts.sum())
-    return Moments(
-        mean, max(square - mean**2, 0.0), busy, float(starts @ price.operations), rounds, float(starts @ price.drafted)
-    )
+    one = np.zeros(1, dtype=np.intp)
+    return Moments(*(float(each[0]) for each in moments_of_pairs(parameters, tokens, [law], [price], one, one)))
