@@ -6,7 +6,7 @@ Unknown keys, and keys that no method uses, are errors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -357,8 +357,13 @@ def resolve_outcomes(tables: Tables, index: int, case: Case) -> dict[str, Outcom
     return outcomes_section.resolve(laws, where, case.method, case.parameters, case.settings.tokens)
 
 
-def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ()) -> Case:
-    """Return the checked objects of one point without its outcomes; many points may share them."""
+def resolve_but_outcomes(
+    tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = (), build: Callable[..., Any] = build
+) -> Case:
+    """Return the checked objects of one point without its outcomes; many points may share them.
+
+    `build` makes the record of a section, as `model.base.table_records.build` does; a grid keeps those of sections that are alike.
+    """
     for key in tables:
         if key not in SECTIONS:
             raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, SECTIONS)}")

@@ -6,14 +6,14 @@ import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.base.table_records import parse_value
+from model.base.table_records import build, parse_value
 from model.methods import registry
 from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.cases import Case
@@ -101,6 +101,7 @@ class Grid:
         self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
         self._choices: _Kept[Case] = _Kept()
         self._outcomes: _Kept[Mapping[str, Outcome]] = _Kept()
+        self._records: _Kept[Any] = _Kept()
         self.points = 1
         for size in self.shape:
             self.points *= size
@@ -199,9 +200,17 @@ class Grid:
         return "method", *(_kind(axis.path) for axis in self.axes)
 
     def _resolved(self, where: Sequence[int]) -> Case:
-        case = cases.resolve_but_outcomes(self._tables(where), where[0], self.used)
+        case = cases.resolve_but_outcomes(self._tables(where), where[0], self.used, partial(self._record, where))
         case.contention  # noqa: B018  computed here and cached: all points of this choice share it
         return case
+
+    def _record(self, where: Sequence[int], kind: type, table: Any, section: str, remedy: str = "") -> Any:
+        """Record of a section, made once for all points that agree on the axes which change it."""
+        touching = ("method.", "cost.") if section.endswith("cost") else (f"{section}.",)
+        own = [index for axis, index in zip(self.axes, where[1:], strict=True) if axis.path.startswith(touching)]
+        depth = table.get("layers") if isinstance(table, Mapping) else None  # it may come from the costs' shape
+        key = kind, section, where[0], *own, depth if isinstance(depth, int) else str(depth)
+        return self._records.get(key, lambda: build(kind, table, section, remedy))
 
     def _tables(self, where: Sequence[int]) -> Tables:
         tables: Tables = _copied(self.base)
