@@ -128,7 +128,7 @@ def test_every_input_changes_the_answer(words: tuple[str, ...]) -> None:
 
 
 def test_the_engines_own_work_may_overlap_with_passes() -> None:
-    """Priors of an engine add its own time to each pass, or hide it behind the passes; a fitted law knows no such part."""
+    """Priors of an engine add its own time to each pass, or hide it under the passes; a fitted law knows no such part."""
     words = (*KERNELS, "--engine", "vllm", "--requests", "20", "--replications", "0")
     after, during = (document(*words, *more)["table"][0] for more in ((), ("--async-scheduling",)))
     kernels = document(*KERNELS, "--engine", "none", "--requests", "20", "--replications", "0")["table"][0]
