@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from model.architectures import published_shapes
 from model.architectures.layer_parts import quantised
@@ -40,6 +41,8 @@ class KernelSource:
     weights
         Format of the quantised weights of the model's layers (`model.architectures.layer_parts.quantised`), or `none`; only a
         roofline has times of them. None: as published (float8 of DeepSeek), else as `dtype`.
+    draft_context_budget
+        Largest number of cached positions of each sequence that a pass of the draft reads (`model.methods.draft_model`); None: all.
 
     Draft heads and modules for further tokens are split over the same devices as the model, whose states they read, as engines do;
     other drafts are on one device.
@@ -52,6 +55,7 @@ class KernelSource:
     draft: str | None = None
     source: str | None = None
     weights: str | None = None
+    draft_context_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "gpu", "draft", "dtype", "source", "weights"):
@@ -62,6 +66,10 @@ class KernelSource:
         if self.source is not None:
             checks.one_of("source", self.source, SOURCES)
         published_shapes.check_dtype(self.dtype)
+        if self.draft_context_budget is not None:
+            checks.whole("draft_context_budget", self.draft_context_budget, 1, checks.MAX_TOKENS)
+            if self.draft is None:
+                raise ParameterError(f"draft_context_budget is of the passes of a draft, got {self.draft_context_budget}; name it")
         if self.weights not in (None, "none"):
             quantised(str(self.weights))
 
@@ -81,6 +89,16 @@ class KernelSource:
         found = published_shapes.named_shape(self.draft, self.dtype, key="draft")
         published_shapes.check_head(self.draft, found, self.target, self.model, key="draft")
         return found, 1 if found.draft is None else self.tensor_parallel
+
+    def read_by_draft(self, context: ArrayLike) -> Floats:
+        """Cached positions of a sequence that a pass of the draft reads.
+
+        >>> source = KernelSource("llama-3.1-8b", "h100", draft="llama-3.2-1b", draft_context_budget=512)
+        >>> source.read_by_draft([100, 32_000]).tolist()
+        [100, 512]
+        """
+        most = self.draft_context_budget
+        return np.asarray(context) if most is None else np.minimum(context, most)
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,7 +131,7 @@ def refuse_too_large(source: KernelSource) -> None:
     device, drafting = devices.device(source.gpu), source.drafting
     room = memory_limit.memory_of(
         source.target, device, context=USUAL_CONTEXT, sequences=1, tensor_parallel=source.tensor_parallel,
-        draft=None if drafting is None else drafting[0],
+        draft=None if drafting is None else drafting[0], draft_budget=source.draft_context_budget,
     )  # fmt: skip
     cost_models.refuse_too_large(room, device.name)
 
@@ -161,7 +179,7 @@ def _kernel_seconds(
     """Seconds of the target's passes and of the draft's (None: no draft is named), and the bound of the memory; 1-D arrays [s]."""
     target, draft = hardware(source)
     batch, where, width = (np.array(each, dtype=int) for each in (batches, contexts, widths))
-    drafting = None if draft is None else _fixed(pass_time(draft, 1, where, batch).seconds, batch.size)
+    drafting = None if draft is None else _fixed(pass_time(draft, 1, source.read_by_draft(where), batch).seconds, batch.size)
     kernels, bound = pass_time(target, width, where, batch).seconds, _bound(source, batch, where, width - 1)
     return _fixed(kernels, batch.size), drafting, _fixed(bound, batch.size)
 
@@ -181,7 +199,9 @@ def mixed_seconds(
     True
     """
     target, draft = hardware(source)
-    drafting = 0.0 if draft is None or not sequences else float(pass_time(draft, 1, context, sequences).seconds)
+    drafting = 0.0
+    if draft is not None and sequences:
+        drafting = float(pass_time(draft, 1, source.read_by_draft(context), sequences).seconds)
 
     def seconds(tokens: int, before: int, batch: int = 1, heads: int | None = None) -> float:
         return float(pass_time(target, tokens, before, batch, heads=heads).seconds)

@@ -243,7 +243,7 @@ _MAY_LACK = {"model": None, "tensor_parallel": None}
 """Keys that laws of earlier versions do not have, with what their absence means."""
 
 _NAMES_OF_KERNELS = tuple(each.name for each in fields(KernelSource))
-_LATER_NAMES = {"weights": None}
+_LATER_NAMES = {"weights": None, "draft_context_budget": None}
 """Keys of kernels that were added later, with the values of files without them."""
 
 

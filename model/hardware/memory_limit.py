@@ -11,32 +11,46 @@ MOST_SEQUENCES = 65_536
 
 
 def memory_of(
-    shape: Shape, device: devices.Device, *, context: int, sequences: int, tensor_parallel: int, draft: Shape | None = None
-) -> DeviceMemory:
+    shape: Shape, device: devices.Device, *, context: int, sequences: int, tensor_parallel: int, draft: Shape | None = None,
+    draft_budget: int | None = None,
+) -> DeviceMemory:  # fmt: skip
     """Memory of one of `tensor_parallel` devices that hold the model, its draft, and `sequences` sequences of `context`
-    positions."""
+    positions, of which the draft keeps at most `draft_budget`."""
     # Engines split draft heads as their targets, and run draft models whole.
     also = () if draft is None else (draft.shard(1 if draft.draft is None else tensor_parallel),)
     return cost_models.memory(
-        shape, device.memory_bytes, context=context, batch=sequences, tensor_parallel=tensor_parallel, also=also
-    )
+        shape, device.memory_bytes, context=context, batch=sequences, tensor_parallel=tensor_parallel, also=also,
+        draft_budget=draft_budget,
+    )  # fmt: skip
 
 
 def largest_batch(
-    shape: Shape, device: devices.Device, *, context: int, tensor_parallel: int, draft: Shape | None = None
-) -> int:
+    shape: Shape, device: devices.Device, *, context: int, tensor_parallel: int, draft: Shape | None = None,
+    draft_budget: int | None = None,
+) -> int:  # fmt: skip
     """Largest number of sequences whose weights and cache fit; 0 if the weights alone do not.
+
+    A draft whose passes read at most `draft_budget` cached positions of a sequence keeps no others.
 
     Llama-3.1-8B in bfloat16 on an H100:
 
     >>> from model.architectures.published_shapes import preset
     >>> largest_batch(preset("llama-3.1-8b"), devices.device("h100"), context=1024, tensor_parallel=1)
     520
+
+    Llama-3.2-1B drafts for it at long contexts, and reads 512 positions of them:
+
+    >>> of = {"context": 32_000, "tensor_parallel": 1, "draft": preset("llama-3.2-1b")}
+    >>> [largest_batch(preset("llama-3.1-8b"), devices.device("h100"), **of, draft_budget=each) for each in (None, 512)]
+    [11, 14]
     """
     low, high = 0, MOST_SEQUENCES
     while low < high:
         middle = (low + high + 1) // 2
-        room = memory_of(shape, device, context=context, sequences=middle, tensor_parallel=tensor_parallel, draft=draft)
+        room = memory_of(
+            shape, device, context=context, sequences=middle, tensor_parallel=tensor_parallel, draft=draft,
+            draft_budget=draft_budget,
+        )  # fmt: skip
         low, high = (middle, high) if room.share <= 1 else (low, middle - 1)
     return low
 

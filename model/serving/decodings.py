@@ -52,6 +52,8 @@ class Drafter:
     concurrent
         True if tokens are drafted during the target's pass, which verifies those drafted in the step before, as in
         `model.methods.pearl`. The draft is then on a device of its own.
+    context_budget
+        Largest number of cached positions of each sequence that a draft pass reads; None: all.
     """
 
     passes: Callable[[int], int]
@@ -61,6 +63,7 @@ class Drafter:
     continues: bool = False
     separate: bool = False
     concurrent: bool = False
+    context_budget: int | None = None
 
     def __call__(self, length: int) -> int:
         """Draft passes of a step whose longest draft has `length` tokens.
@@ -71,13 +74,14 @@ class Drafter:
         return max(self.passes(length), int(self.keeps_up))
 
 
-def own_layers(run: int, depth: int, *, continues: bool) -> Drafter:
-    """Drafts by some of the target's own layers, as in `model.methods.self_speculative`.
+def own_layers(run: int, depth: int, *, continues: bool, context_budget: int | None = None) -> Drafter:
+    """Drafts by the target's own layers, or some of them, as in `model.methods.self_speculative`.
 
     >>> own_layers(8, 32, continues=True)(3), own_layers(20, 32, continues=False)(3)
     (4, 3)
     """
-    return Drafter(lambda length: length + (continues and length > 0), run=run, depth=depth, continues=continues)
+    passes = Drafter(lambda length: length + (continues and length > 0), run=run, depth=depth, continues=continues)
+    return replace(passes, context_budget=context_budget)
 
 
 MODEL, HEADS = Drafter(lambda length: length), Drafter(lambda length: length, keeps_up=True)
@@ -149,10 +153,14 @@ class Arrays:
         if self.drafter.run:
             return self._by_own_layers(limits, passes)
         if passes and (limits.min() == longest or (passes == 1 and self.drafter.keeps_up)):
-            return StepDrafts(limits, [limits.size] * passes, separate=self.drafter.separate)
+            return self._by_the_draft(limits, [limits.size] * passes)
         counts = [int(np.count_nonzero(limits > index)) for index in range(passes)]
         passes_of = [limits.size, *counts[1:]] if self.drafter.keeps_up else counts
-        return StepDrafts(limits, passes_of, separate=self.drafter.separate)
+        return self._by_the_draft(limits, passes_of)
+
+    def _by_the_draft(self, drafted: Integers, passes: list[int]) -> StepDrafts:
+        """Drafted tokens of each sequence, by passes of the draft for these numbers of sequences."""
+        return StepDrafts(drafted, passes, separate=self.drafter.separate, context_budget=self.drafter.context_budget)
 
     def _shares(self, done: Integers) -> tuple[LayerShare, ...]:
         """Parts of the layers that not all tokens run: the sets of layers are nested."""
@@ -172,16 +180,17 @@ class Arrays:
         self._kept = np.minimum(right, waiting)
         self._waiting[each.rows] = np.where(right > waiting, np.maximum(made - 1, 0), 0)
         counts = [int(np.count_nonzero(made > index)) for index in range(int(made.max()))]
-        return StepDrafts(waiting, counts, separate=True, concurrent=True)
+        return self._by_the_draft(waiting, counts)._replace(separate=True, concurrent=True)
 
     def _by_own_layers(self, limits: Integers, passes: int) -> StepDrafts:
         drafter = self.drafter
-        share = drafter.run / drafter.depth
+        share, budget = drafter.run / drafter.depth, drafter.context_budget
         if not drafter.continues:
-            return StepDrafts(limits, [int(np.count_nonzero(limits > index)) for index in range(passes)], share)
+            counts = [int(np.count_nonzero(limits > index)) for index in range(passes)]
+            return StepDrafts(limits, counts, share, context_budget=budget)
         idle = limits.size - int(np.count_nonzero(limits))
         counts = [int(np.count_nonzero(limits >= max(index, 1))) for index in range(passes)]
-        return StepDrafts(limits, counts, share, (LayerShare(share, idle, idle),) if passes else ())
+        return StepDrafts(limits, counts, share, (LayerShare(share, idle, idle),) if passes else (), context_budget=budget)
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""
@@ -363,13 +372,14 @@ class Generators:
             if isinstance(decoding.step, DraftLimit):
                 decoding.advance(decoding.step.within(limit))
         passes: list[int] = []
-        share, separate = 0.0, False
+        share, separate, budget = 0.0, False, None
         while waiting := [decoding for decoding in running if decoding.drafts]:
             passes.append(sum(max(each.asked.heads, 1) if each.asked.tree else 1 for each in waiting))
             for decoding in waiting:
                 if decoding.asked.role == "target":
                     share = decoding.asked.layers.size / decoding.world.layers
                 separate |= decoding.apart
+                budget = decoding.asked.context_budget
                 decoding.advance(decoding.step)
         drafted = np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64)
         during = [decoding.drafting for decoding in running]
@@ -378,7 +388,7 @@ class Generators:
         if any(during):
             passes = [sum(count > index for count in during) for index in range(max(during))]
             return StepDrafts(drafted, passes, separate=True, concurrent=True)
-        return StepDrafts(drafted, passes, share, _shares_of(running), separate)
+        return StepDrafts(drafted, passes, share, _shares_of(running), separate, context_budget=budget)
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""

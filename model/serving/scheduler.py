@@ -23,8 +23,11 @@ from model.base.checks import ParameterError
 Integers = NDArray[np.int64]
 
 REQUEST, LEFT, CACHED, HELD, DONE, WANTED, ROW = range(7)
-"""Rows of the table of running sequences: number of the request, prompt tokens that are not read yet, cached positions, blocks
-held, tokens generated and wanted, and a number below `max_num_seqs` that no other running sequence has."""
+"""Rows of the table of running sequences: number of the request, prompt tokens that are not read yet, cached positions, memory
+held (blocks, or units of `ServerSettings.units_of`), tokens generated and wanted, and a number below `max_num_seqs` that no other
+running sequence has."""
+UNITS = 1024
+"""Units of memory of a block, where blocks take different memory."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class ServerSettings:
     scheduler_reserve_full_isl
         True: a request is admitted only where the free blocks hold all that it has to read, its whole prompt; False: where they
         hold the first chunk of it, so that more requests start and more of them are preempted.
+    draft_context_budget, draft_cache_share
+        Positions of each sequence that a draft keeps, the first few and the latest, None: all; and the share of a block's bytes
+        that is the draft's. A block beyond the budget takes only the rest of them.
 
     >>> ServerSettings(max_num_seqs=0)
     Traceback (most recent call last):
@@ -63,6 +69,8 @@ class ServerSettings:
     lookahead: int = 0
     max_model_len: int | None = None
     scheduler_reserve_full_isl: bool = True
+    draft_context_budget: int | None = None
+    draft_cache_share: float = 0.0
 
     def __post_init__(self) -> None:
         checks.whole("max_num_seqs", self.max_num_seqs, 1, 65_536)
@@ -75,6 +83,9 @@ class ServerSettings:
             checks.whole("num_blocks", self.num_blocks, 1, 2**40)
         if self.max_model_len is not None:
             checks.whole("max_model_len", self.max_model_len, 2, checks.MAX_TOKENS)
+        if self.draft_context_budget is not None:
+            checks.whole("draft_context_budget", self.draft_context_budget, 1, checks.MAX_TOKENS)
+        checks.number("draft_cache_share", self.draft_cache_share, 0, 1)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -88,6 +99,40 @@ class ServerSettings:
         2
         """
         return -(-positions // self.block_size)
+
+    @property
+    def block_units(self) -> int:
+        """Units of memory that a block takes in which the draft keeps its positions too: 1 if it keeps all of them."""
+        return 1 if self.draft_context_budget is None else UNITS
+
+    def units_of(self, blocks: Integers) -> Integers:
+        """Units of memory that these numbers of blocks, each of a sequence, take.
+
+        A draft that has a quarter of each block keeps 512 positions, 32 blocks: those beyond take three quarters.
+
+        >>> ServerSettings(draft_context_budget=512, draft_cache_share=0.25).units_of(np.array([32, 40])) / UNITS
+        array([32., 38.])
+        """
+        if self.draft_context_budget is None:
+            return blocks
+        beyond = np.maximum(blocks - self.blocks_for(self.draft_context_budget), 0)
+        return np.asarray(blocks * UNITS - beyond * round(UNITS * self.draft_cache_share))
+
+    def units_for(self, positions: int) -> int:
+        """Units of memory of a sequence with this many positions."""
+        blocks = self.blocks_for(positions)
+        return blocks if self.draft_context_budget is None else int(self.units_of(np.array(blocks)))
+
+    def memory_of(self, positions: float) -> float:
+        """Positions of a cache that keeps all of them, in the memory that this many positions of a sequence take.
+
+        >>> ServerSettings(draft_context_budget=512, draft_cache_share=0.25).memory_of(640)
+        608.0
+        """
+        if self.draft_context_budget is None:
+            return positions
+        kept = min(positions, self.draft_context_budget)
+        return kept + (positions - kept) * (1 - self.draft_cache_share)
 
     def check_request(self, prompt: int, output: int, longest_draft: int) -> None:
         """Raise ParameterError for a request that could never be served.
@@ -108,8 +153,9 @@ class ServerSettings:
                 f" preemption), got {self.max_num_batched_tokens}; enable chunked prefill, or raise it"
             )
         if self.num_blocks is not None:
-            needed = self.blocks_for(prompt + output + (1 + self.lookahead) * longest_draft)
-            if needed > self.num_blocks:
+            positions = prompt + output + (1 + self.lookahead) * longest_draft
+            needed = self.blocks_for(positions)
+            if self.units_for(positions) > self.num_blocks * self.block_units:
                 raise ParameterError(
                     f"a request of {prompt} prompt and {output} output tokens needs {needed} blocks of {self.block_size} positions,"
                     f" and the cache has {self.num_blocks}; give it more memory, or leave the request out"
@@ -171,7 +217,8 @@ class Scheduler:
         self.running = 0
         self.waiting: deque[Waiting] = deque()
         self.free_rows = [*range(settings.max_num_seqs)][::-1]
-        self._blocks = self.free = settings.num_blocks if settings.num_blocks is not None else 2**62
+        self._all = self.free = 2**62 if settings.num_blocks is None else settings.num_blocks * settings.block_units
+        """Units of memory, of all blocks and of those that are free (`ServerSettings.units_of`)."""
         self.preemptions = 0
         self.reading = 0
         """Running sequences whose prompts are not read completely."""
@@ -189,8 +236,8 @@ class Scheduler:
 
     @property
     def held(self) -> int:
-        """Blocks in use."""
-        return self._blocks - self.free
+        """Blocks in use, or whole blocks that take as much memory."""
+        return -((self.free - self._all) // self.settings.block_units)
 
     # --- A step ---
 
@@ -222,7 +269,7 @@ class Scheduler:
         block, ahead = self.settings.block_size, 1 + self.settings.lookahead
         while True:
             of = slice(0, self.running) if decoding.size == self.running else decoding
-            need = -(-(self.table[CACHED, of] + 1 + ahead * limits) // block) - self.table[HELD, of]
+            need = self.settings.units_of(-(-(self.table[CACHED, of] + 1 + ahead * limits) // block)) - self.table[HELD, of]
             more = int(np.maximum(need, 0, out=need).sum())
             if more <= self.free:
                 break
@@ -242,7 +289,7 @@ class Scheduler:
                 break
             left, before = int(self.table[LEFT, index]), int(self.table[CACHED, index])
             tokens = min(left, budget)
-            need = self.settings.blocks_for(before + tokens) - int(self.table[HELD, index])
+            need = self.settings.units_for(before + tokens) - int(self.table[HELD, index])
             while need > self.free and index < self.running - 1:
                 preempted.append(self._preempt())
             if need > self.free:
@@ -260,12 +307,13 @@ class Scheduler:
             tokens = min(each.prompt, budget)
             if each.prompt and (tokens <= 0 or (tokens < each.prompt and not self.settings.enable_chunked_prefill)):
                 break
-            if self.settings.blocks_for(max(each.prompt if self.settings.scheduler_reserve_full_isl else tokens, 1)) > self.free:
+            room = each.prompt if self.settings.scheduler_reserve_full_isl else tokens
+            if self.settings.units_for(max(room, 1)) > self.free:
                 break
             self.waiting.popleft()
             index, self.running = self.running, self.running + 1
             self.table[:, index] = each.request, each.prompt, 0, 0, each.done, each.wanted, self.free_rows.pop()
-            self._hold(index, self.settings.blocks_for(max(tokens, 1)))
+            self._hold(index, self.settings.units_for(max(tokens, 1)))
             if each.prompt:
                 self.reading += 1
                 chunks.append(Chunk(index, tokens, 0, tokens == each.prompt))

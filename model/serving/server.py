@@ -44,6 +44,8 @@ class StepDrafts(NamedTuple):
     """True if these passes are on a device of the draft's own."""
     concurrent: bool = False
     """True if these passes are made during that of the target, which verifies tokens drafted in the step before."""
+    context_budget: int | None = None
+    """Largest number of cached positions of each sequence that these passes read; None: all."""
 
 
 class Sequences(NamedTuple):
@@ -167,10 +169,9 @@ class Server:
         rounds = self.decodings.draft(each, plan.limits)
         self._drafted = rounds.drafted
         cached = table[CACHED, : scheduler.running] if decoding.size == scheduler.running else table[CACHED, decoding]
-        seconds, total = 0.0, int(cached.sum())
-        for sequences in rounds.drafts:
-            positions, share = total * sequences // decoding.size, rounds.own_layers
-            seconds += self.prices.own_layers(share, sequences, positions) if share else self.prices.draft(sequences, positions)
+        total, most = int(cached.sum()), rounds.context_budget
+        visible = total if most is None or not rounds.drafts else int(np.minimum(cached, most).sum())
+        seconds = sum((self._drafting(each, total, visible, decoding.size, rounds.own_layers) for each in rounds.drafts), 0.0)
         tokens, prompts = decoding.size + int(rounds.drafted.sum()), plan.chunks
         read = sum(each.tokens for each in prompts)
         before = sum(each.tokens * each.before for each in prompts) // read if read else 0
@@ -185,6 +186,14 @@ class Server:
             self._seconds = seconds + verifying
             self._busy = self._seconds, 0.0
         return self._seconds
+
+    def _drafting(self, sequences: int, total: int, visible: int, of: int, share: float) -> float:
+        """Seconds of a draft pass for `sequences` of the `of` sequences that decode, with their part of the cached positions, and
+        of those that draft passes read [s]."""
+        read = visible * sequences // of
+        if share:
+            return self.prices.own_layers(share, sequences, read)
+        return self.prices.draft(sequences, total * sequences // of, read)
 
     def _limits(self, decoding: Integers) -> int | Integers:
         """Tokens to draft, by the policy."""

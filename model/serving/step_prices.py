@@ -67,8 +67,11 @@ class StepPrices(Protocol):
     def target(self, over: RaggedPass) -> float:
         """Seconds of a pass of the target with everything else of a step but the draft passes [s]."""
 
-    def draft(self, sequences: int, positions: int) -> float:
-        """Seconds of a pass of the draft for `sequences` sequences with `positions` cached positions altogether [s]."""
+    def draft(self, sequences: int, positions: int, read: int | None = None) -> float:
+        """Seconds of a pass of the draft for `sequences` sequences with `positions` cached positions altogether [s].
+
+        It reads `read` of them; None: all, or what a context budget of the draft leaves of sequences of equal length.
+        """
 
     def own_layers(self, share: float, sequences: int, positions: int) -> float:
         """Seconds of a pass of a share of the target's layers over one token of each sequence, within a step [s]."""
@@ -159,6 +162,10 @@ class LawPrices:
         self._coefficients = {name: values[:, None] for name, values in kept.items()}
         self._rounds = kept.get("round", np.zeros(1 + len(self.draws)))
         self._by_context = self.law.kernels is not None or "kv_position" in self.law.coefficients
+        kernels = self.law.kernels
+        self._budget = None if kernels is None else kernels.draft_context_budget
+        # Passes are priced by the positions that they read, so that no budget is applied to nodes beyond it.
+        self._kernels = kernels if self._budget is None or kernels is None else replace(kernels, draft_context_budget=None)
 
     def drawn(self, index: int) -> LawPrices:
         """Prices with the coefficients of a draw, an index of `draws`."""
@@ -204,12 +211,27 @@ class LawPrices:
             found += (above - found) * (part / sequences)
         return found
 
-    def draft(self, sequences: int, positions: int) -> float:
-        """See `StepPrices`."""
-        key = sequences, round(positions / (sequences * NODE)) * NODE if self._by_context else 0
+    def draft(self, sequences: int, positions: int, read: int | None = None) -> float:
+        """See `StepPrices`.
+
+        Where less is read than is cached, times are interpolated between nodes: a budget is often shorter than their distance. The
+        node next to all positions may be below them, so that the pass over them limits what a pass over fewer takes.
+        """
+        whole = self._drafting(sequences, round(positions / (sequences * NODE)) * NODE if self._by_context else 0)
+        if read is None:
+            read = positions if self._budget is None else min(positions, sequences * self._budget)
+        if read >= positions or not self._by_context:
+            return whole
+        node = read // (sequences * NODE) * NODE
+        below, above = (self._drafting(sequences, each) for each in (node, node + NODE))
+        return min(below + (read / sequences - node) / NODE * (above - below), whole)
+
+    def _drafting(self, sequences: int, context: int) -> float:
+        """Seconds of a pass of the draft that reads `context` positions of each sequence [s]."""
+        key = sequences, context
         found = self._tables[1].get(key)
         if found is None:
-            shape = kernel_times.step_shape(self.law.kernels, *(np.array([float(each)]) for each in (sequences, 0, 0, key[1])))
+            shape = kernel_times.step_shape(self._kernels, *(np.array([float(each)]) for each in (sequences, 0, 0, key[1])))
             if self.own_device is not None and self.own_device.kernels is not None:
                 seconds, _ = kernel_times.mixed_seconds(self.own_device.kernels, sequences, 1, key[1])
                 shape = replace(shape, draft_kernels=np.array([seconds]))

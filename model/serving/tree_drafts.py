@@ -86,7 +86,7 @@ class TreeArrays(Arrays):
             count = limits.size if not number and self.drafter.keeps_up else int(np.count_nonzero(levels > number))
             if count:
                 passes.append(count * tokens)
-        return StepDrafts(tree.sizes[levels], passes, separate=self.drafter.separate)
+        return self._by_the_draft(tree.sizes[levels], passes)
 
     def ahead(self, each: Sequences, longest: int) -> Integers:
         """See `model.serving.server.Decodings`."""

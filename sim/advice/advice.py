@@ -333,6 +333,7 @@ class Advice:
             "not_evaluated": [{"method": name, "because": why} for name, why in self.others.left_out],
             "settings": {engine: self.settings(engine) for engine in engine_settings.NAMES},
             "arrivals": None if self.arrivals is None else self.arrivals.document(),
+            "draft_context_budget": None if said.budget is None else said.budget.document(),
             "kernels_only": said.kernels_only, "notes": [*said.notes, *self.others.notes],
         }  # fmt: skip
         plain: dict[str, Any] = strict_json.plain(found)

@@ -42,6 +42,11 @@ def schema() -> dict[str, Any]:
             "draft_length": WHOLE, **spread, "keeps_up": NUMBER, "most_requests_per_s": NUMBER,
         }),
     })  # fmt: skip
+    budget = closed_object({
+        "positions": WHOLE | {"description": "Most cached positions of each sequence that a pass of the draft reads."},
+        "context": NUMBER, "most_sequences": OR_NULL["integer"], "most_sequences_without": OR_NULL["integer"],
+        "by_batch": list_of({"batch": WHOLE, "draft_pass_ms": NUMBER, "draft_pass_ms_without": NUMBER}),
+    })  # fmt: skip
     keys = {
         "kind": {"const": KIND}, "schema_version": {"const": SCHEMA_VERSION}, "verdict": TEXT, "model": OR_NULL["string"],
         "gpu": OR_NULL["string"], "tensor_parallel": WHOLE, "gpus": WHOLE, "draft": OR_NULL["string"], "best": best,
@@ -50,7 +55,8 @@ def schema() -> dict[str, Any]:
         "break_even": closed_object(broken | {"by_batch": list_of(broken | {"acceptance_case": TEXT})}),
         "moves_most": list_of(moved), "measure_next": OR_NULL["string"], "alternatives": list_of(alternative),
         "arrivals": {"anyOf": [{"type": "null"}, arrivals]}, "not_evaluated": list_of({"method": TEXT, "because": TEXT}),
-        "settings": {"type": "object", "additionalProperties": {"type": "array", "items": TEXT}}, "kernels_only": FLAG,
+        "settings": {"type": "object", "additionalProperties": {"type": "array", "items": TEXT}},
+        "draft_context_budget": {"anyOf": [{"type": "null"}, budget]}, "kernels_only": FLAG,
         "notes": {"type": "array", "items": TEXT}, "command": {"type": "array", "items": TEXT},
         "versions": {"type": "object", "additionalProperties": TEXT},
     }  # fmt: skip

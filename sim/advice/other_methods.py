@@ -347,8 +347,9 @@ def _of_split(said: Situation, choice: DraftChoice, split: int) -> list[Alternat
         context = said.context or 0
         drafted = memory_limit.draft_shape(said.draft, None if law.kernels is None else law.kernels.dtype)
         most = memory_limit.largest_batch(
-            said.shape, devices.device(said.gpu), context=context, tensor_parallel=split, draft=drafted
-        )
+            said.shape, devices.device(said.gpu), context=context, tensor_parallel=split, draft=drafted,
+            draft_budget=said.said.draft_context_budget,
+        )  # fmt: skip
         kept = [(load, each) for load, each in kept if each <= most]
     if not kept:
         return []

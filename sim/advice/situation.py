@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from model.advice import acceptance_draws, rank_draws
+from model.advice import acceptance_draws, draft_budget, rank_draws
 from model.advice.acceptance_draws import AcceptanceDraws
+from model.advice.draft_budget import BudgetEffect
 from model.advice.rank_draws import RankDraws
 from model.architectures import draft_heads, layer_parts, published_shapes
 from model.architectures.longest_contexts import longest_context
@@ -87,6 +88,8 @@ class Inputs:
     """Rates by depth and rank of a draft's candidates; a single row holds at every depth."""
     rank_drafts: int | None = None
     """Drafts that `rank_rates` were counted in; None: they are taken as exact."""
+    draft_context_budget: int | None = None
+    """Largest number of cached positions of each sequence that a pass of the draft reads; None: all."""
     block_acceptance: tuple[float, ...] | None = None
     """Conditional acceptance rates by draft position under block verification."""
 
@@ -123,6 +126,8 @@ class Situation:
         Rates by depth and rank of a draft's candidates; None: unknown.
     block_rates
         Conditional acceptance rates by draft position under block verification; None: unknown.
+    budget
+        Effect of the context budget of drafts; None: they read the whole context.
     rests_on, notes
         Sources of all inputs; remarks.
     """
@@ -147,6 +152,7 @@ class Situation:
     notes: tuple[str, ...] = field(default=())
     ranks: RankDraws | None = None
     block_rates: tuple[float, ...] | None = None
+    budget: BudgetEffect | None = None
 
     def at(self, context: int | None) -> Situation:
         """The same situation with another context."""
@@ -198,6 +204,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     draft = draft_of(said.draft, given, name)
     if draft is None and given is None:
         draft = server_settings.draft_of(served, name)
+    _check_budget(said.draft_context_budget, name, draft, given)
     _of_server(served, record, of_log, draft if said.draft is None and given is None else None, rests, notes)
     dtype = said.dtype if given is None or given.kernels is None else given.kernels.dtype
     shape = None if name is None else _shape(name, dtype, said.weights)
@@ -217,6 +224,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         source = KernelSource(name, gpu, parallel, said.dtype, draft, said.kernels, said.weights)
         progress("fitting the step law")
         law, only = _law(said, source, record, notes)
+    law = _with_budget(law, said.draft_context_budget)
     _of_law(law, name, gpu, parallel, said, rests, only, notes)
     if draft is not None and (given is None or given.kernels is not None):
         rests.append(Evidence("draft", draft, f"its shape; kernels as the model's{_drafter(draft)}", "assumed"))
@@ -225,13 +233,25 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     ranks = _ranks(said, rests)
     cases = _cases(said, record, law, ranks, rests, notes)
     block = _block_rates(said, cases, rests, notes)
-    capacity = None
+    capacity, whole, kept = None, None, ""
     if shape is not None and device is not None:
-        capacity = _capacity(shape, device, context, parallel, draft, dtype)
+        capacity = _capacity(shape, device, context, parallel, draft, dtype, said.draft_context_budget)
+        whole = _capacity(shape, device, context, parallel, draft, dtype, None)
+        if said.draft_context_budget is not None:
+            kept = f", {whole:,} if the draft keeps all of them"
         rests.append(Evidence(
-            "memory", f"{capacity:,} sequences of {context or USUAL_CONTEXT:,} positions fit", f"{device.name}: {device.source}",
-            "published" if device.published else "assumed",
+            "memory", f"{capacity:,} sequences of {context or USUAL_CONTEXT:,} positions fit{kept}",
+            f"{device.name}: {device.source}", "published" if device.published else "assumed",
         ))  # fmt: skip
+    batches = _batches(said, capacity, notes)
+    budget = draft_budget.effect(law, context or USUAL_CONTEXT, batches, capacity, whole)
+    if budget is not None:
+        value = f"{budget.positions:,} positions of each sequence; {budget.passes_text}"
+        rests.append(Evidence("draft context budget", value, "--draft-context-budget", "assumed"))
+        notes.append(
+            f"acceptance is taken for drafts that read at most {budget.positions:,} positions: it falls with the budget, so measure"
+            " it with one"
+        )
     matches = None
     if said.match_rate is not None:
         low, high = option_values.range_of("match_rate", said.match_rate)
@@ -239,8 +259,9 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         text = f"{low:g}" if high is None else f"{low:g} to {high:g}"
         rests.append(Evidence("match_rate", text, "--match-rate", "assumed"))
     return Situation(
-        said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, draft, cases, notes), context,
+        said, name, gpu, draft, law, cases, batches, _draft_lengths(said, draft, cases, notes), context,
         parallel, gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes), ranks, block,
+        budget,
     )  # fmt: skip
 
 
@@ -249,15 +270,52 @@ def capacity_at(said: Situation, context: int | None) -> int | None:
     if said.shape is None or said.gpu is None:
         return None
     dtype = said.said.dtype if said.law.kernels is None else said.law.kernels.dtype
-    return _capacity(said.shape, devices.device(said.gpu), context, said.tensor_parallel, said.draft, dtype)
+    of = said.shape, devices.device(said.gpu), context, said.tensor_parallel, said.draft, dtype
+    return _capacity(*of, said.said.draft_context_budget)
 
 
 def _capacity(
-    shape: Shape, device: devices.Device, context: int | None, parallel: int, draft: str | None, dtype: str | None
-) -> int:
+    shape: Shape, device: devices.Device, context: int | None, parallel: int, draft: str | None, dtype: str | None,
+    budget: int | None,
+) -> int:  # fmt: skip
     return memory_limit.largest_batch(
-        shape, device, context=context or USUAL_CONTEXT, tensor_parallel=parallel, draft=memory_limit.draft_shape(draft, dtype)
-    )
+        shape, device, context=context or USUAL_CONTEXT, tensor_parallel=parallel, draft=memory_limit.draft_shape(draft, dtype),
+        draft_budget=budget,
+    )  # fmt: skip
+
+
+def _check_budget(budget: int | None, name: str | None, draft: str | None, law: StepLaw | None) -> None:
+    """Raise ParameterError for a budget of a draft without passes over a context, and for one beyond what the models can read."""
+    if budget is None:
+        return
+    option = "draft_context_budget"
+    checks.whole(option, budget, 1, checks.MAX_TOKENS)
+    if law is not None and (law.kernels is None or law.kernels.draft is None):
+        raise ParameterError(
+            f"{option} must be left out with step law {law.name}, whose draft passes take the same time at any context, got"
+            f" {budget}; leave it out, or give --model, --gpu and --draft without the law"
+        )
+    if draft is None:
+        raise ParameterError(f"--draft is required with {option}={budget}: a model of `sim ls shapes`, whose passes read less")
+    if draft_heads.is_head(draft):
+        raise ParameterError(
+            f"{option} must be left out with draft {draft}, got {budget}: only passes of a draft model with a cache of its own have"
+            " a budget; leave it out, or take a model of `sim ls shapes`"
+        )
+    for each in (name, draft):
+        most = None if each is None else longest_context(each)
+        if most is not None and budget > most:
+            raise ParameterError(
+                f"{option} must be at most {most}, the context of {published_shapes.label(str(each))}, got {budget}; leave it out"
+                " for drafts that read the whole context"
+            )
+
+
+def _with_budget(law: StepLaw, budget: int | None) -> StepLaw:
+    """The law with draft passes that read at most `budget` positions, None: all; its coefficients are those of whole contexts."""
+    if budget is None or law.kernels is None:
+        return law
+    return replace(law, kernels=replace(law.kernels, draft_context_budget=budget))
 
 
 def _agreed(option: str, said: str | None, of_law: str | None) -> str | None:
@@ -419,8 +477,9 @@ def _tensor_parallel(
 
     def memory(split: int) -> DeviceMemory:
         return memory_limit.memory_of(
-            shape, device, context=context or USUAL_CONTEXT, sequences=1, tensor_parallel=split, draft=drafted
-        )
+            shape, device, context=context or USUAL_CONTEXT, sequences=1, tensor_parallel=split, draft=drafted,
+            draft_budget=said.draft_context_budget,
+        )  # fmt: skip
 
     room = memory(number)
     while fixed is None and room.share > 1 and 2 * number <= (said.gpus or number):

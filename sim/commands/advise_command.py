@@ -30,6 +30,10 @@ def advise(
         str | None,
         typer.Option(help="Draft: eagle3, eagle, mtp, medusa, or a model of `sim ls shapes`. Default: the law's, or a prior."),
     ] = None,
+    draft_context_budget: Annotated[
+        int | None,
+        typer.Option("--draft-context-budget", help="Most cached positions of a sequence that a draft pass reads. Default: all."),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="Engine whose priors hold without a law or log: vllm, sglang, tensorrt-llm, llama.cpp, any, none.")
     ] = "any",
@@ -119,6 +123,8 @@ def advise(
 
     sim advise --model llama-3.1-70b --gpu h100 --gpus 4 --acceptance 0.7 --match-rate 0.55 --slo-tpot 20ms
 
+    sim advise --model llama-3.1-8b --gpu h100 --draft llama-3.2-1b --draft-context-budget 512 --context 32000 --acceptance 0.7
+
     sim advise --model llama-3.1-8b --gpu h100 --draft eagle3 --rank-rates 0.6,0.2,0.1 --map --batch 1,16 --contexts 1k,8k
     """
     from model.base.checks import ParameterError
@@ -141,7 +147,7 @@ def advise(
         batch=numbers("batch", batch, int), draft_length=numbers("draft_length", draft_length, int), context=context,
         slo_tpot_ms=milliseconds("slo_tpot", slo_tpot), lossy=lossy, dtype=dtype, weights=weights, kernels=kernels, seed=seed,
         rate=rate, prompt=prompt, output=output, rank_rates=rank_table("rank_rates", rank_rates), rank_drafts=rank_drafts,
-        block_acceptance=numbers("block_acceptance", block_acceptance, float),
+        draft_context_budget=draft_context_budget, block_acceptance=numbers("block_acceptance", block_acceptance, float),
     )  # fmt: skip
     if contexts is not None and not map_:
         raise ParameterError("--contexts are those of a map; add --map, or give one --context")

@@ -26,6 +26,10 @@ def serve(
     draft: Annotated[
         str | None, typer.Option(help="Draft: eagle3, eagle, mtp, medusa, p-eagle, or a model of `sim ls shapes`.")
     ] = None,
+    draft_context_budget: Annotated[
+        int | None,
+        typer.Option("--draft-context-budget", help="Most cached positions of a sequence that a draft pass reads. Default: all."),
+    ] = None,
     placement: Annotated[
         str, typer.Option(help="Where the draft runs: colocated, on the target's devices, or separate, on one of its own.")
     ] = "colocated",
@@ -162,7 +166,7 @@ def serve(
         model=model, gpu=gpu, tensor_parallel=tensor_parallel, draft=draft, engine=engine, engine_law=engine_law,
         log=tuple(log or ()), log_draft_length=single(numbers("log_draft_length", log_draft_length, int)), acceptance=acceptance,
         acceptance_by_position=numbers("acceptance_by_position", acceptance_by_position, float), dtype=dtype, weights=weights,
-        kernels=kernels, seed=seed,
+        kernels=kernels, seed=seed, draft_context_budget=draft_context_budget,
     )  # fmt: skip
     usual, given = study.USUAL, prompt is not None or output is not None or bool(prompt_cv or output_cv)
     lengths = RequestLengths(

@@ -217,6 +217,9 @@ def method_map(
         got = f"{len(batches)} batches x {len(wanted)} contexts"
         raise ParameterError(f"a map must have at most {MOST_CELLS} cells, got {got}; give fewer")
     rests = [each for each in found.rests_on if each.input not in ("context", "memory")]
+    if found.budget is not None:  # times of its passes differ between the contexts
+        value = f"{found.budget.positions:,} positions of each sequence"
+        rests = [replace(each, value=value) if each.input == "draft context budget" else each for each in rests]
     listed = ", ".join(f"{each:,}" for each in wanted)
     source = "--contexts" if contexts is not None else "not said; --contexts sets them"
     found = replace(

@@ -15,6 +15,7 @@ from model.engines.step_law import StepLaw
 from model.serving import closed_form
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Drafter
+from model.serving.scheduler import ServerSettings
 from model.serving.step_prices import LawPrices
 from sim.advice import engine_settings
 from sim.advice.engine_settings import Range
@@ -76,10 +77,8 @@ class Schedules:
         How the draft makes its tokens.
     longest
         Largest draft length; 0 without a draft.
-    most
-        Largest number of running sequences.
-    positions
-        Positions that the cache holds altogether; None: any number.
+    settings
+        Settings of the server.
     """
 
     law: StepLaw
@@ -87,8 +86,12 @@ class Schedules:
     acceptance: AcceptanceDraws
     passes: Drafter
     longest: int
-    most: int
-    positions: int | None
+    settings: ServerSettings
+
+    @property
+    def positions(self) -> int | None:
+        """Positions that the cache holds altogether; None: any number."""
+        return None if self.settings.num_blocks is None else self.settings.num_blocks * self.settings.block_size
 
     def rows(self, workload: Workload) -> tuple[ScheduleRow, ...]:
         """Best draft length by running sequences; one that replaces the last must win more than a tie."""
@@ -106,9 +109,10 @@ class Schedules:
 
     def fitting(self, workload: Workload) -> int:
         """Most sequences that run: those of the setting, or as many as the cache holds with all of their output."""
+        most = self.settings.max_num_seqs
         if self.positions is None:
-            return self.most
-        return max(1, min(self.most, int(self.positions // (workload.prompt + workload.output))))
+            return most
+        return max(1, min(most, int(self.positions // self.settings.memory_of(workload.prompt + workload.output))))
 
     def by_context(self, output: float, progress: Callable[[str], None] = lambda _: None) -> tuple[ContextRow, ...]:
         """Best draft length over running sequences and context, which is that of a prompt and half its output.
@@ -117,13 +121,14 @@ class Schedules:
         """
         found: list[ContextRow] = []
         for context in CONTEXTS:
-            if self.positions is not None and context > self.positions:
+            held = self.settings.memory_of(context)
+            if self.positions is not None and held > self.positions:
                 break
             progress(f"best draft lengths at a context of {context:,}")
             workload = Workload(max(context - output / 2, 1.0), output)
             plain, drafting = ClosedForm(self.prices, 1.0, 0, 0, workload), self._forms(workload)[1:]
-            for running in numbers(self.most):
-                if self.positions is not None and running * context > self.positions:
+            for running in numbers(self.settings.max_num_seqs):
+                if self.positions is not None and running * held > self.positions:
                     found.append(ContextRow(context, running, None, None))
                     continue
                 alone = plain.at_concurrency(running).output_tokens_per_s

@@ -93,6 +93,8 @@ class ServedSystem:
         Acceptance rate ("0.6..0.8" is uncertain), or conditional rates by draft position.
     dtype, weights, kernels
         Type of the weights, format of quantised weights, and times of kernels.
+    draft_context_budget
+        Largest number of cached positions of each sequence that a draft pass reads. Default: all.
     placement
         `colocated`: the draft is on the target's devices. `separate`: it has a device of its own, for each replica.
     link
@@ -114,6 +116,7 @@ class ServedSystem:
     dtype: str | None = None
     weights: str | None = None
     kernels: str | None = None
+    draft_context_budget: int | None = None
     placement: str = "colocated"
     link: str | None = None
     draft_gpu: str | None = None
@@ -393,7 +396,7 @@ def inputs_of(tables: Tables) -> ServingInputs:
         model=system.model, gpu=system.gpu, tensor_parallel=system.tensor_parallel, draft=system.draft, engine=system.engine,
         engine_law=system.engine_law, log=tuple(system.log), log_draft_length=single(system.log_draft_length),
         acceptance=system.acceptance, acceptance_by_position=system.acceptance_by_position, dtype=system.dtype,
-        weights=system.weights, kernels=system.kernels, seed=own.seed,
+        weights=system.weights, kernels=system.kernels, seed=own.seed, draft_context_budget=system.draft_context_budget,
     )  # fmt: skip
     return ServingInputs(
         said, tuple(server.policies), _several(of_load.rate), _several(of_load.concurrency), of_load.trace, lengths,

@@ -59,11 +59,11 @@ class ServedMethod(NamedTuple):
 
 @dataclass(frozen=True)
 class SelfDrafts:
-    """Self-speculation: the first layers of the model draft.
+    """Self-speculation: the first layers of the model draft, or all of them within a context budget.
 
     Parameters
     ----------
-    exit_layer, draft_length, reuse, skipped_layers, first_skipped
+    exit_layer, draft_length, reuse, skipped_layers, first_skipped, context_budget
         See `model.methods.self_speculative.algorithm.Parameters`.
     acceptance
         Acceptance rate: a number, or an uncertain "0.6..0.8".
@@ -77,6 +77,7 @@ class SelfDrafts:
     reuse: bool = True
     skipped_layers: int = 0
     first_skipped: int | None = None
+    context_budget: int | None = None
     layers: int | None = None
 
     @property
@@ -87,15 +88,18 @@ class SelfDrafts:
     def served(self, layers: int, output: int, seed: int) -> ServedMethod:
         """How it is served, by a model of this depth."""
         own = self_speculative.Parameters(
-            layers, self.exit_layer, self.draft_length, self.reuse, self.skipped_layers, self.first_skipped
-        )
+            layers, self.exit_layer, self.draft_length, self.reuse, self.skipped_layers, self.first_skipped,
+            context_budget=self.context_budget,
+        )  # fmt: skip
         drawn = _one(acceptance_of(self.acceptance, seed))
 
         def law(replication: int) -> Any:
             rates = drawn.point if not replication else drawn.draws[(replication - 1) % len(drawn.draws)]
             return rounds.Rounds.by_draft_position(rates[: self.draft_length])
 
-        drafter = decodings.own_layers(own.drafting_layers, layers, continues=self.reuse)
+        drafter = decodings.own_layers(
+            own.drafting_layers, layers, continues=self.reuse, context_budget=self.context_budget
+        )
         return ServedMethod(ACCEPT, law, drafter)
 
 

@@ -500,11 +500,7 @@ class StudyPlan:
     def schedules(self) -> Schedules:
         """Draft lengths by running sequences, in closed form."""
         longest = min(self.acceptance.limit or policies.MOST, policies.MOST) if self.passes is not decodings.NONE else 0
-        held = self.settings.num_blocks
-        return Schedules(
-            self.situation.law, self.prices, self.acceptance, self.passes, longest, self.settings.max_num_seqs,
-            None if held is None else held * self.settings.block_size,
-        )  # fmt: skip
+        return Schedules(self.situation.law, self.prices, self.acceptance, self.passes, longest, self.settings)
 
     def count(self, load: LoadPoint) -> int:
         """Requests of a run: those that were asked for, or enough for a steady state."""
@@ -626,6 +622,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
         if said.log or said.acceptance is not None or said.acceptance_by_position is not None:
             notes.append("no policy drafts: acceptance has no effect")
         said = replace(said, acceptance=0.0, acceptance_by_position=None)
+    _check_budget(inputs)
     context = round(workload.prompt + workload.output)
     if context > checks.MAX_TOKENS:
         raise ParameterError(f"prompt and output must have at most {checks.MAX_TOKENS} tokens together, got {context}")
@@ -654,9 +651,13 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
         )
     own_device = inputs.placement.device(of)
     drafter = decodings.SEPARATE_MODEL if inputs.placement.separate else drafter_of(of.draft)
+    drafter = replace(drafter, context_budget=said.draft_context_budget)
     settings, loads = _settings(inputs, of, notes), _loads(inputs, trace)
     for each in chosen:
         if each.method is not None:  # refused before anything runs
+            budget = getattr(each.method, "context_budget", None)
+            if budget is not None and settings.max_model_len is not None:
+                checks.whole(f"{each.kind}.context_budget", budget, 1, settings.max_model_len, "max_model_len")
             served_methods.served(each.kind, each.method, None if of.shape is None else of.shape.layers, 1, inputs.seed)
     prices = LawPrices(of.law, range(inputs.replications), _logits(of.shape), own_device, inputs.async_scheduling)
     lossy = [each.text for each in chosen if each.kind in served_methods.LOSSY]
@@ -669,6 +670,20 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
     )  # fmt: skip
     made.check_requests()
     return made
+
+
+def _check_budget(inputs: ServingInputs) -> None:
+    """Refuse a context budget of the draft's passes where no policy has any, and one beyond the longest requests."""
+    budget = inputs.said.draft_context_budget
+    if budget is None:
+        return
+    most = checks.MAX_TOKENS if inputs.max_model_len is None else inputs.max_model_len
+    checks.whole("draft_context_budget", budget, 1, most, "" if inputs.max_model_len is None else "max_model_len")
+    if not any(map(policies.uses_draft, inputs.policies)):
+        raise ParameterError(
+            f"draft_context_budget is of passes of the draft, which policies {', '.join(inputs.policies)} do not make, got"
+            f" {budget}; leave it out, or add a policy such as static:3"
+        )
 
 
 def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None, *, by_context: bool = False) -> Study:
@@ -736,13 +751,16 @@ def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]
 
 def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerSettings:
     """Settings of the scheduler, with the blocks that the memory holds."""
-    blocks = inputs.num_blocks
-    if blocks is None and of.shape is not None and of.gpu is not None:
+    blocks, draft_share = inputs.num_blocks, 0.0
+    if of.shape is not None and of.gpu is not None:
         device = devices.device(of.gpu)
-        room = memory_limit.memory_of(
-            of.shape, device, context=LONG, sequences=1, tensor_parallel=of.tensor_parallel,
-            draft=None if inputs.placement.separate else memory_limit.draft_shape(of.draft, of.said.dtype),
-        )  # fmt: skip
+        drafting = None if inputs.placement.separate else memory_limit.draft_shape(of.draft, of.said.dtype)
+        alone, room = (
+            memory_limit.memory_of(of.shape, device, context=LONG, sequences=1, tensor_parallel=of.tensor_parallel, draft=each)
+            for each in (None, drafting)
+        )
+        draft_share = 1 - alone.cache / room.cache
+    if blocks is None and of.shape is not None and of.gpu is not None:
         free = MEMORY_SHARE * room.available - room.weights
         blocks = int(free / (room.cache / LONG * inputs.block_size))
         if blocks < 1:
@@ -753,7 +771,9 @@ def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerS
     elif blocks is None:
         notes.append("the size of the cache is not known (no --model, or no --gpu): it is taken as large enough; see --num-blocks")
     own = inputs.placement.blocks(of, MEMORY_SHARE, LONG, inputs.block_size) if inputs.placement.separate else None
-    if own is not None and blocks is not None and own < blocks:
+    budget = of.said.draft_context_budget
+    every = None if budget is None else inputs.max_num_seqs * -(-budget // inputs.block_size)  # of all that run
+    if own is not None and blocks is not None and own < (blocks if every is None else min(blocks, every)):
         notes.append(f"the draft's device holds {own:,} blocks of its cache, and the target's {blocks:,}: the fewer limit both")
         blocks = own
     return ServerSettings(
@@ -761,6 +781,7 @@ def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerS
         lookahead=0 if inputs.placement.separate else 1,  # a draft's own rows are on its own device
         max_model_len=longest_context(of.name) if inputs.max_model_len is None and of.name else inputs.max_model_len,
         scheduler_reserve_full_isl=inputs.reserve_prompts,
+        draft_context_budget=budget, draft_cache_share=0.0 if budget is None else draft_share,
     )
 
 
@@ -797,7 +818,7 @@ def servers_of(
         if served.tree is None:
             passes = served.drafter
     elif policy.concurrent:  # drafts continue after tokens that are not verified, so that they have no positions
-        passes, unverified = decodings.CONCURRENT_MODEL, 2 * policy.longest - 1
+        passes, unverified = replace(decodings.CONCURRENT_MODEL, context_budget=passes.context_budget), 2 * policy.longest - 1
         served = ServedMethod(served_methods.ACCEPT, lambda _: Iid(float(rates[0])), passes)
     else:
         law = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)])

@@ -5,12 +5,14 @@ which gaps and `prices` (those that are not 0) are counted, where sums of quarte
 `block`, `spare` (blocks beyond those of the largest request; None: as many as are needed), `lookahead`; `clients` (None: requests
 arrive at their own times); `method` and `draft_length`; and `outcomes`: the draft that starts at output position j of request i has
 `outcomes[i + j]` accepted tokens, counted cyclically. `falling` halves the draft length where more than one sequence decodes.
+Methods with a context budget have that of the example, `budget`, if it has one. `share` are quarters of the cache that are the
+draft's, of which it keeps the positions of its budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,6 +46,8 @@ Integers = NDArray[np.int64]
 
 LAYERS = 4
 """Layers of the target of all examples."""
+VISIBLE = 3
+"""Context budget of drafts, of examples without their own."""
 EXIT, SHORTEST, LONGEST_OUTPUT = 1, 2, 12
 """Layers that draft or that all tokens run; fewest layers of a schedule, and the tokens over which it falls."""
 
@@ -55,6 +59,10 @@ METHODS: dict[str, tuple[str, Drafter]] = {
     "self-speculative": ("accept", decodings.own_layers(EXIT, LAYERS, continues=True)),
     "self-speculative, no reuse": ("accept", decodings.own_layers(EXIT, LAYERS, continues=False)),
     "early exit": ("accept", decodings.NONE), "SkipDecode": ("accept", decodings.NONE),
+    "model, budget": ("accept", replace(decodings.MODEL, context_budget=VISIBLE)),
+    "self-speculative, budget": (
+        "accept", decodings.own_layers(LAYERS, LAYERS, continues=False, context_budget=VISIBLE),
+    ),
 }  # fmt: skip
 """Outcome and draft passes of the methods that are served."""
 BUDGETS: dict[str, tuple[Integers, int]] = {
@@ -66,7 +74,8 @@ BUDGETS: dict[str, tuple[Integers, int]] = {
 """Layers of the token after each number of generated ones, and all layers."""
 UNDRAFTED = ("autoregressive", *BUDGETS)
 """Methods that draft nothing."""
-DRAFTED_BY_A_MODEL = ("model", "separate", "heads", "parallel")
+DRAFTED_BY_A_MODEL = ("model", "separate", "heads", "parallel", "model, budget")
+WITH_BUDGET = ("model, budget", "self-speculative, budget")
 IN_TURN = tuple(method for method, (_, drafter) in METHODS.items() if not drafter.concurrent)
 """Methods that draft and verify in turn."""
 
@@ -85,6 +94,8 @@ class LinearPrices:
     drafting: float = 0.25
     """A pass of the draft, for any number of sequences."""
     drafting_each: float = 0.0
+    drafting_position: float = 0.0
+    """Reading of a cached position by a draft pass."""
     rounds: float = 0.0
     """What a pass over drafted tokens takes more."""
     link: float = 0.0
@@ -96,13 +107,14 @@ class LinearPrices:
         left_out = sum(each.share * (over.tokens - each.tokens) for each in over.shares)
         return found + self.rounds * over.drafted - self.token * left_out
 
-    def draft(self, sequences: int, positions: int) -> float:
+    def draft(self, sequences: int, positions: int, read: int | None = None) -> float:
         """Seconds of a pass of the draft [s]."""
-        return self.drafting + self.drafting_each * sequences
+        reading = self.drafting_position * (positions if read is None else read)
+        return self.drafting + self.drafting_each * sequences + reading
 
     def own_layers(self, share: float, sequences: int, positions: int) -> float:
         """Seconds of a pass of a share of the target's layers, within a step [s]."""
-        return self.token * share * sequences
+        return self.token * share * sequences + self.drafting_position * positions
 
 
 @dataclass
@@ -127,9 +139,9 @@ class ObservedPrices:
         self.verifying += found
         return self._noted(found)
 
-    def draft(self, sequences: int, positions: int) -> float:
+    def draft(self, sequences: int, positions: int, read: int | None = None) -> float:
         """Seconds of a pass of the draft [s]."""
-        return self._noted(self.prices.draft(sequences, positions))
+        return self._noted(self.prices.draft(sequences, positions, read))
 
     def own_layers(self, share: float, sequences: int, positions: int) -> float:
         """Seconds of a pass of a share of the target's layers, within a step [s]."""
@@ -273,8 +285,12 @@ class GivenOutcomes:
         return LookupOutcome(usual, repeating).packed
 
 
-def starter(method: str, longest: int, *, cut: bool = False) -> Callable[[ServerRequest, Any], tuple[Steps, World]]:
-    """Start a request's algorithm with its outcomes; `cut`: drafts end with the output, as where nothing else runs."""
+def starter(
+    method: str, longest: int, *, cut: bool = False, budget: int = VISIBLE
+) -> Callable[[ServerRequest, Any], tuple[Steps, World]]:
+    """Start a request's algorithm with its outcomes; `cut`: drafts end with the output, as where nothing else runs. `budget` is
+    that of methods that have one."""
+    limit = budget if method in WITH_BUDGET else None
     sequences = 1 if cut else 2
 
     def decode(request: ServerRequest, row: Any) -> tuple[Steps, World]:
@@ -290,7 +306,8 @@ def starter(method: str, longest: int, *, cut: bool = False) -> Callable[[Server
             return skipdecode.decode(skips, prompt, request.output), World(request.prompt, LAYERS)
         if method.startswith("self-speculative"):
             early = self_speculative.Parameters(
-                LAYERS, EXIT, longest, reuse=method == "self-speculative", sequences=sequences
+                LAYERS, LAYERS if limit else EXIT, longest, reuse=method == "self-speculative", sequences=sequences,
+                context_budget=limit,
             )  # fmt: skip
             world = World(request.prompt, LAYERS, drafts={EARLY_LAYERS: DraftOutcomes("target", outcomes)})
             return self_speculative.decode(early, prompt, request.output), world
@@ -301,8 +318,11 @@ def starter(method: str, longest: int, *, cut: bool = False) -> Callable[[Server
             concurrent = pearl.Parameters(LAYERS, max(longest, 1))
             world = World(request.prompt, LAYERS, drafts={"draft": DraftOutcomes("target", outcomes)})
             return pearl.decode(concurrent, prompt, request.output), world
-        placement, drafter = (SEPARATE, speculative.MODEL) if method == "separate" else (COLOCATED, method)
-        drafts = speculative.Parameters(LAYERS, longest, drafter=drafter, placement=placement, sequences=sequences)
+        drafter = method if method in speculative.DRAFTERS else speculative.MODEL
+        placement = SEPARATE if method == "separate" else COLOCATED
+        drafts = speculative.Parameters(
+            LAYERS, longest, drafter=drafter, placement=placement, sequences=sequences, context_budget=limit
+        )
         world = World(request.prompt, LAYERS, drafts={"draft": DraftOutcomes("target", outcomes)})
         return speculative.decode(drafts, prompt, request.output), world
 
@@ -321,9 +341,11 @@ def settings_of(x: Example) -> ServerSettings:
     if x["spare"] is not None:
         largest = max(prompt + output for _, prompt, output in x["requests"])
         blocks = -(-(largest + (1 + x["lookahead"]) * x["draft_length"]) // x["block"]) + x["spare"]
+    kept = None if x.get("share") is None else x.get("budget", VISIBLE)
     return ServerSettings(
         x["seqs"], x["batched"], x["block"], blocks, x.get("chunked", True), lookahead=x["lookahead"],
         scheduler_reserve_full_isl=x.get("reserve", True),
+        draft_context_budget=kept, draft_cache_share=(x.get("share") or 0) / 4,
     )  # fmt: skip
 
 
@@ -350,9 +372,12 @@ def play(
     for _ in range(replicas):
         made: Any
         if generators:
-            made = Generators(starter(x["method"], x["draft_length"]), outcomes, outputs.__setitem__)  # type: ignore[arg-type]
+            start = starter(x["method"], x["draft_length"], budget=x.get("budget", VISIBLE))
+            made = Generators(start, outcomes, outputs.__setitem__)  # type: ignore[arg-type]
         else:
             drafter = METHODS[x["method"]][1] if x["draft_length"] else decodings.NONE
+            if x["method"] in WITH_BUDGET:
+                drafter = replace(drafter, context_budget=x.get("budget", VISIBLE))
             made = Arrays(outcomes, settings.max_num_seqs, drafter, BUDGETS.get(x["method"]))  # type: ignore[arg-type]
         observed.append(ObservedPrices(prices_of(x)))
         server = Server(settings, policy_of(x), observed[-1], made, load.request)

@@ -16,6 +16,7 @@ from sim.theorems.served_examples import (
     IN_TURN,
     LAYERS,
     UNDRAFTED,
+    WITH_BUDGET,
     GivenOutcomes,
     ObservedPlan,
     ObservedRun,
@@ -57,8 +58,8 @@ def every_token_is_served(x: Example) -> None:
 
 @theorem("50b", "Positions of a running sequence that are cached or left to read are those of its prompt and its tokens; it holds"
          " exactly the blocks of the most positions that its passes needed since it was admitted. Those and the free ones are all"
-         " blocks.",
-         source="conservation", given=loads)
+         " blocks. A block beyond the budget of a draft counts without the draft's share of it.",
+         source="conservation", given=lambda: loads() | loads(WITH_BUDGET, budget=st.integers(1, 8), share=st.integers(0, 4)))
 def blocks_are_those_of_positions(x: Example) -> None:
     run, settings = play(x), settings_of(x)
     held: dict[int, int] = {}
@@ -76,11 +77,14 @@ def blocks_are_those_of_positions(x: Example) -> None:
         for chunk in plan.chunks:
             needed[running[chunk.column]] = chunk.before + chunk.tokens
         for number, positions in needed.items():
-            held[number] = max(held[number], -(-positions // settings.block_size))
+            blocks = -(-positions // settings.block_size)
+            # Memory is counted in parts of a block that are whole for every share of quarters.
+            beyond = max(blocks - -(-x.get("budget", positions) // settings.block_size), 0)
+            held[number] = max(held[number], (4 * blocks - beyond * x.get("share", 0)) * settings.block_units // 4)
         equal("blocks held by each request", dict(zip(running, after[HELD].tolist(), strict=True)), held)
         if settings.num_blocks is not None:
-            equal("blocks in use and free", sum(held.values()) + planned.free, settings.num_blocks)
-            at_most("blocks in use", sum(held.values()), settings.num_blocks)
+            equal("blocks in use and free", sum(held.values()) + planned.free, settings.num_blocks * settings.block_units)
+            at_most("blocks in use", sum(held.values()), settings.num_blocks * settings.block_units)
 
 
 @theorem("50c", "A server is busy for the sum of its steps, each the sum of its passes and transfers, and exactly while a request"
@@ -340,6 +344,18 @@ def generators_are_arrays(x: Example) -> None:
     _same(arrays, generators)
     equal("tokens of every step", generators.scheduler.emitted, arrays.scheduler.emitted)
     equal("passes", generators.passes, arrays.passes)
+
+
+@theorem("54c", "A draft budget of at least all positions of a request changes nothing, to the last bit: neither times nor the"
+         " memory in use, for any share of the cache that is the draft's.",
+         source="no position is beyond it", given=lambda: loads(WITH_BUDGET, share=st.integers(0, 4)))
+def a_budget_of_all_positions_changes_nothing(x: Example) -> None:
+    every = max(prompt + output + (1 + x["lookahead"]) * x["draft_length"] for _, prompt, output in x["requests"])
+    limited, whole = {**x, "budget": every}, {**x, "budget": 1000, "share": None}
+    for generators in (False, True):
+        _same(play(whole), play(limited, generators=generators))
+    if x["method"] == "model, budget":
+        _same(play({**whole, "method": "model"}), play(limited))
 
 
 # --- Helpers ---

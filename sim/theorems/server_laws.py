@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from model.serving.closed_form import ClosedForm, Steady, Workload
-from sim.theorems.served_examples import ObservedRun, constant_prices, loads, play, prices, prices_of
+from sim.theorems.served_examples import WITH_BUDGET, ObservedRun, constant_prices, loads, play, prices, prices_of
 from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
@@ -218,7 +218,8 @@ def unit_of_time(x: Example) -> None:
 
 @theorem("57f", "One sequence at a time: an additional accepted token ends no request later.",
          source="coupling: a round that begins later never ends earlier",
-         given=lambda: _queue(("model", "heads", "parallel"), most_output=8, prices=prices(position=st.just(0)),
+         given=lambda: _queue(("model", "heads", "parallel"), most_output=8,
+                              prices=prices(position=st.just(0), drafting_position=st.just(0)),
                               accepts=st.lists(st.booleans(), min_size=1, max_size=9), at=st.integers(0, 8)))  # fmt: skip
 @theorem("57g", "An additional accepted token ends no request later, for several sequences at a time.",
          source="false: a request that ends earlier lets the next prompt into another's steps",
@@ -282,6 +283,14 @@ def _fastest(x: Example, running: int) -> int:
         if seconds * best_tokens < best_seconds * tokens:
             best, best_seconds, best_tokens = length, seconds, tokens
     return best
+
+
+@theorem("57m", "One sequence at a time: a smaller context budget of drafts with the same outcomes ends no request later.",
+         source="no pass takes longer, and each request ends at max(its arrival, the end before it) + its passes",
+         given=lambda: _queue(WITH_BUDGET, budget=st.integers(2, 8), smaller=st.integers(1, 8)))
+def a_smaller_budget(x: Example) -> None:
+    smaller = min(x["smaller"], x["budget"])
+    _no_end(f"with a budget of {smaller}", play({**x, "budget": smaller}).end, play(x).end)
 
 
 THEOREMS = theorem.all()

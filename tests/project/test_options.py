@@ -873,11 +873,13 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_advise.py::test_settings_are_printed_alone": "--settings",
         "test_method_map.py::test_every_option_of_the_map_changes_it": "--rank-rates --rank-drafts --block-acceptance --map"
         " --contexts",
+        "test_draft_budget_served.py::test_advice_has_the_pass_and_the_sequences_that_fit": "--draft-context-budget",
         "test_advise.py::test_files_are_written_and_hold_the_same": "--out --json",
     },
     "sim serve": {
         "test_separate_drafts_under_load.py::test_placement_link_and_device_change_the_times_of_drafts": "--placement --link"
         " --draft-gpu",
+        "test_draft_budget_served.py::test_a_smaller_budget_serves_long_contexts_faster": "--draft-context-budget",
         "test_serve_command.py::test_every_input_changes_the_answer": "--model --gpu --tensor-parallel --draft --engine"
         " --acceptance --dtype --weights --kernels --prompt --output --prompt-cv --output-cv --concurrency",
         "test_serve_command.py::test_acceptance_of_a_log_and_by_position": "--engine-law --log --log-draft-length"
@@ -947,6 +949,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "calibrate rates": {
         "test_position_logging.py::test_candidates_and_lengths_are_those_of_the_options": "--candidates --lengths --json",
+        "test_decoded_rounds.py::test_a_row_for_each_value_of_a_setting": "--by",
         "test_position_logging.py::test_predicted_speed_ups_use_the_cost_ratio": "--cost-ratio",
         "test_position_logging.py::test_figures_of_position_logs_and_public_logs": "--drafter --figures",
         "test_position_logging.py::test_matches_of_rates_are_those_that_are_looked_up": "--matches",

@@ -88,7 +88,7 @@ def test_draft_passes_over_nodes_are_priced_by_their_tokens() -> None:
         def target(self, over: RaggedPass) -> float:
             return 1.0
 
-        def draft(self, sequences: int, positions: int) -> float:
+        def draft(self, sequences: int, positions: int, read: int | None = None) -> float:
             seen.append(sequences)
             return 0.1
 

@@ -263,12 +263,29 @@ def on_one_unit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decodings._RunningDecoding, "apart", property(lambda own: False))
 
 
+def half_the_budget(right: Any, own: Any, *passes: Any) -> Any:
+    """Read half the positions of the budget."""
+    found = right(own, *passes)
+    return found if found.context_budget is None else found._replace(context_budget=found.context_budget // 2)
+
+
+def less_memory(right: Any, own: ServerSettings, blocks: Any) -> Any:
+    """Keep no position of a draft that has a budget."""
+    found = right(own, blocks)
+    return found if own.draft_context_budget is None else found - (found * own.draft_cache_share).astype(int)
+
+
+def reads_what_is_hidden(right: Any, own: Server, sequences: int, total: int, visible: int, *rest: Any) -> Any:
+    return right(own, sequences, total, total - visible, *rest)
+
+
 STEP_LATE = with_fault(later_end, Server, "begin")
 LAST_COME = with_fault(last_come_first, Scheduler, "enqueue")
 FAULTS: list[tuple[str, str, Fault]] = [
     ("50a", "a token more", with_fault(longer, Scheduler, "enqueue")),
     ("50a", "a block is lost", with_fault(block_lost, Scheduler, "remove")),
     ("50b", "drafts without blocks", with_fault(drafts_without_blocks, Scheduler, "_reserve")),
+    ("50b", "less memory", with_fault(less_memory, ServerSettings, "units_of")),
     ("50b", "a block too much", with_fault(lambda right, *args: right(*args) + 1, ServerSettings, "blocks_for")),
     ("50c", "steps end late", STEP_LATE),
     ("50d", "last token not read again", with_fault(own_tokens_kept, Scheduler, "_preempt")),
@@ -300,8 +317,11 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("54b", "on one unit", on_one_unit),
     ("54a", "arrivals in turn", with_fault(in_turn, serving._Service, "_soon")),
     ("54a", "wakes late", with_fault(wakes_late, serving._Service, "wake")),
+    ("54b", "budget of arrays alone", with_fault(half_the_budget, decodings.Arrays, "_by_the_draft")),
     ("54b", "one kept", with_fault(one_kept, decodings.Arrays, "verify")),
     ("54b", "rejected tokens wait", with_fault(waits_for_ever, decodings.Arrays, "_during_verification")),
+    ("54c", "half the budget", with_fault(half_the_budget, decodings.Arrays, "_by_the_draft")),
+    ("54c", "less memory", with_fault(less_memory, ServerSettings, "units_of")),
     ("55a", "a round more", one_round_more),
     ("55a", "own prompt alone", with_fault(prompt_of_one, ClosedForm, "prompt_seconds")),
     ("55b", "a round more", one_round_more),
@@ -316,6 +336,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("57e", "steps end late", STEP_LATE),
     ("57f", "two are none", with_fault(two_are_none, decodings.Arrays, "verify")),
     ("57h", "faster with a queue", with_fault(faster_with_a_queue, Server, "begin")),
+    ("57m", "what is hidden", with_fault(reads_what_is_hidden, Server, "_drafting")),
     ("57j", "shared tokens", with_fault(shared_tokens, ClosedForm, "_round")),
 ]
 
