@@ -164,6 +164,9 @@ def rates(
     matches: Annotated[str | None, typer.Option(help="Last tokens looked up: smallest,largest. Default: 1,3.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Drafter, required for a public log: eagle, ngram, ...")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder to draw figures into.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Setting, such as context_budget: a row for each of its values. Of decodings.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Match and acceptance rates of a log, with intervals, by layer and position, and tests of their independence.
@@ -174,10 +177,21 @@ def rates(
 
     calibrate rates decoded.json
 
+    calibrate rates runs.json --by context_budget
+
     calibrate rates squad.json --candidates 1,3 --lengths 4,8 --figures pictures
     """
-    from calibrate.decode import rate_tables
+    from calibrate.decode import decoded_rounds, rate_tables
 
+    if by is not None:
+        for name, value in (("matches", matches), ("drafter", drafter), ("figures", figures)):
+            if value is not None:
+                from model.base.checks import ParameterError
+
+                raise ParameterError(f"--{name} is not used with --by, got {value}; leave one of them out")
+        table = decoded_rounds.by_setting(where, by)
+        print(strict_json.dumps(table.document(), indent=2) if as_json else "\n".join(table.lines()))
+        return
     asked = options.numbers("candidates", candidates), options.numbers("lengths", lengths)
     made = rate_tables.tables_of_file(where, *asked, cost_ratio, drafter, None if matches is None else _ends(matches))
     drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)

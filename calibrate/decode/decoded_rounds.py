@@ -21,8 +21,10 @@ from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.logs import measured_runs, read_log
+from model.logs.measured_runs import MeasuredRuns
+from model.logs.read_log import ReadLog
 from model.logs.recorded_decoding import Decoding
-from model.logs.replay import changed_settings, parameters_of
+from model.logs.replay import changed_settings, changed_values, parameters_of, settings_text
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.rounds import RoundPrices, Rounds, moments
 from model.methods.speculative import rates_from_logs
@@ -36,6 +38,13 @@ from model.outcomes.rank_laws import RankRates
 
 def decodings_of_file(where: str) -> tuple[Decoding, ...] | None:
     """Return the decodings of a log of `calibrate decode` or of measured runs; None for other files, and for names of logs."""
+    found = record_of(where)
+    log = found.log if isinstance(found, MeasuredRuns) else found
+    return None if log is None else log.decodings
+
+
+def record_of(where: str) -> MeasuredRuns | ReadLog | None:
+    """Return measured runs, or a log of `calibrate decode`; None for other files, and for names of logs."""
     path = Path(where)
     if path.suffix != ".json" or not path.is_file():
         return None
@@ -45,9 +54,9 @@ def decodings_of_file(where: str) -> tuple[Decoding, ...] | None:
         return None  # refused by the reader of position logs
     keys = {*header} if isinstance(header, dict) else set()
     if "reads_sha256" in keys:
-        return measured_runs.load(path).log.decodings
+        return measured_runs.load(path)
     if isinstance(header, dict) and header.get("part") in read_log.PARTS:
-        return read_log.load(path).decodings
+        return read_log.load(path)
     return None
 
 
@@ -77,6 +86,66 @@ def tables(decodings: Sequence[Decoding]) -> Iterator[RateTable]:
         both = by_verification(group, about)
         if both is not None:
             yield both
+
+
+def by_setting(where: str, setting: str) -> RateTable:
+    """Table of acceptance by the values of one setting, with all other settings equal in each group of rows.
+
+    Parameters
+    ----------
+    where
+        A log of `calibrate decode --log`, or measured runs.
+    setting
+        Name of a parameter that some methods of the log have, such as `context_budget`.
+    """
+    record = record_of(where)
+    if record is None:
+        raise ParameterError(f"--by is for decodings (calibrate decode --log, calibrate run), got {where}; leave it out")
+    decodings = record.log.decodings if isinstance(record, MeasuredRuns) else record.decodings
+    groups: dict[tuple[str, str, Any], list[Decoding]] = {}
+    names: set[str] = set()
+    for each in decodings:
+        names |= {*each.settings}
+        if setting in each.settings and any(drafted for _, drafted in each.rounds):
+            others = {name: value for name, value in changed_values(each).items() if name != setting}
+            groups.setdefault((each.method, settings_text(others), each.settings[setting]), []).append(each)
+    if not groups:
+        raise ParameterError(f"--by must be a setting of decodings that draft, got {setting}; {checks.nearest(setting, names)}")
+    rows = []
+    for (method, kept, value), group in groups.items():
+        played = rounds_of(group)
+        seen, accepted = rates_from_logs.means(played), rates_from_logs.accepted_of_tested(played)
+        # Tokens of a tree are not tested one after another.
+        chain = not parameters_of(group[0]).ranks_by_depth
+        rate = (float(accepted.rate), *rates_from_logs.ratio_interval(*played.of_requests())) if chain else (NONE, NONE, NONE)
+        rows.append((
+            method, kept, NONE if value is None else value, len(group), seen.rounds, seen.over_rounds, seen.rounds_low,
+            seen.rounds_high, *rate, int(accepted.trials) if chain else 0,
+        ))  # fmt: skip
+    columns = (
+        "method", "settings", setting, "sequences", "rounds", "tokens_per_round", "tokens_low", "tokens_high", "rate", "low",
+        "high", "trials",
+    )  # fmt: skip
+    notes = (
+        f"rate: accepted over tested tokens; low, high: {LEVEL:.0%} interval, of independent sequences",
+        f"{setting} -: not set", *([_facts(record)] if isinstance(record, MeasuredRuns) else []),
+    )
+    return RateTable(f"Acceptance by {setting} (measured)", columns, tuple(rows), notes)
+
+
+def _facts(runs: MeasuredRuns) -> str:
+    """Device, versions, models and prompts of measured runs, as a note."""
+    about, log = runs.about, runs.log
+    machine = f"{about['machine']['name']} ({about['device']}, {about['dtype']}, {about['threads']} threads)"
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    models = "; ".join(f"{role} {each['name']} ({each['checksum'][:12]})" for role, each in log.models.items())
+    pairs = zip(*((len(each.prompt), len(each.tokens)) for each in log.decodings), strict=True)
+    lengths = [sorted({*each}) for each in pairs]
+    prompts, tokens = (f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in lengths)
+    return (
+        f"measured on {machine}, {about['date']}, {versions}; {models}; prompts: {about['prompts']}; {prompts} prompt and {tokens}"
+        " generated tokens"
+    )
 
 
 def rounds_of(decodings: Sequence[Decoding]) -> ReplayedRounds:

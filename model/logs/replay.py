@@ -84,9 +84,22 @@ def parameters_of(decoding: Decoding) -> Any:
 
 def changed_settings(decoding: Decoding) -> str:
     """Parameters that differ from the method's defaults, as "key=value, ..."; without those known from models and prompt."""
+    return settings_text(changed_values(decoding))
+
+
+def changed_values(decoding: Decoding) -> dict[str, Any]:
+    """Parameters that differ from the method's defaults, by name; without those known from models and prompt."""
     defaults = {field.name: field.default for field in fields(parameters_of(decoding))}
-    changed = {key: value for key, value in decoding.settings.items() if key not in _KNOWN and value != defaults.get(key)}
-    return ", ".join(f"{key}={value}" for key, value in changed.items())
+    return {key: value for key, value in decoding.settings.items() if key not in _KNOWN and value != defaults.get(key)}
+
+
+def settings_text(values: Mapping[str, Any]) -> str:
+    """Parameters as printed text.
+
+    >>> settings_text({"draft_length": 4, "reuse": False})
+    'draft_length=4, reuse=False'
+    """
+    return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 _KNOWN = ("layers", "draft_layers", "medium_layers", "prompt", "sequence_length")

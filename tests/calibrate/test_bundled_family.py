@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import keyword
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import calibrate
 from calibrate.family import align_draft, make_model, model_directory, training
 from calibrate.family import exit_heads as trained
 from calibrate.interpreters.in_one_process import Real
@@ -38,6 +41,7 @@ pytestmark = pytest.mark.skipif(not model_directory.names(), reason="no models a
 ROLES = ("target", "draft", "medium")
 LAYERS, DRAFT, MEDIUM = 12, 2, 5
 SMALL = {"draft_layers": DRAFT}
+ACCEPTANCE_BY_BUDGET = Path(calibrate.__file__).parent / "measurements" / "cpu-budgets" / "acceptance.json"
 THREE = SMALL | {"medium_layers": MEDIUM}
 EXACT: dict[str, tuple[Any, Any]] = {
     "plain": (autoregressive, autoregressive.Parameters(LAYERS)),
@@ -66,6 +70,10 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "self-speculative": (self_speculative, self_speculative.Parameters(LAYERS, 6, 3)),
     "self-speculative again": (self_speculative, self_speculative.Parameters(LAYERS, 8, 3, reuse=False)),
     "self-speculative skipping": (self_speculative, self_speculative.Parameters(LAYERS, LAYERS, 3, reuse=False, skipped_layers=3)),
+    "speculative within a budget": (speculative, speculative.Parameters(LAYERS, 4, context_budget=8, **SMALL)),
+    "self-speculative within a budget": (
+        self_speculative, self_speculative.Parameters(LAYERS, LAYERS, 3, reuse=False, context_budget=8),
+    ),
 }  # fmt: skip
 
 
@@ -196,6 +204,48 @@ def test_bundled_log_belongs_to_these_models() -> None:
         after = text["token"].to_list()
         differing = [place for place, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
         assert min([*differing, len(before), len(after)]) >= 16  # other CPUs round differently; a near tie may come later
+
+
+# --- Context budgets of drafts ---
+
+
+def rounds_within(budget: int | None, module: Any, parameters: Any, tokens: int = 48) -> list[Any]:
+    """Rounds of three prompts of 96 tokens, with drafts that read at most `budget` positions."""
+    tokenizer = models()["target"].tokenizer
+    found = []
+    for each in prompts.held_out(96, 3, 1, tokenizer=tokenizer.backend_tokenizer):
+        prompt = tokenizer(each.text)["input_ids"]
+        work = Real(models()).run(module.decode(replace(parameters, context_budget=budget), prompt, tokens), tokens)
+        found.append(work.committed)
+    return found
+
+
+def test_a_budget_of_the_whole_context_accepts_what_no_budget_accepts() -> None:
+    drafts = speculative.Parameters(LAYERS, 4, **SMALL)
+    assert rounds_within(96 + 48, speculative, drafts) == rounds_within(None, speculative, drafts)
+    alone = self_speculative.Parameters(LAYERS, LAYERS, 4, reuse=False, context_budget=144)
+    for committed in rounds_within(96 + 48, self_speculative, alone):  # the model drafts what it would say
+        assert [len(each.tokens) - 1 for each in committed] == [each.drafted for each in committed]
+
+
+def test_few_positions_have_fewer_accepted_tokens() -> None:
+    alone = self_speculative.Parameters(LAYERS, LAYERS, 4, reuse=False, context_budget=1)
+    rounds = [sum(map(len, rounds_within(budget, self_speculative, alone))) for budget in (1, 32)]
+    assert rounds[0] > 2 * rounds[1]
+
+
+def test_committed_acceptance_by_budget_belongs_to_these_models_and_keeps_the_laws() -> None:
+    found = json.loads(ACCEPTANCE_BY_BUDGET.read_text(encoding="utf-8"))
+    facts = found["notes"][-1]
+    for role in ("target", "draft"):
+        assert model_directory.checksum(model_directory.bundled(role))[:12] in facts
+    rows = {(row["method"], row["context_budget"]): row for row in found["rows"]}
+    same = ("rounds", "rate", "trials", "tokens_per_round")
+    whole, without = rows["speculative", 384], rows["speculative", None]
+    assert [whole[name] for name in same] == [without[name] for name in same]
+    assert rows["self_speculative", 384]["rate"] == 1
+    assert rows["self_speculative", 8]["high"] < rows["self_speculative", 64]["low"]
+    assert len({(row["sequences"], row["settings"]) for row in found["rows"]}) == 2
 
 
 def test_every_method_has_rejected_drafts() -> None:

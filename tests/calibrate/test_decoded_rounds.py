@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import calibrate
 import sim
 from calibrate.commands.calibrate_app import app
 from calibrate.decode import decoded_rounds, real_decoding
@@ -155,6 +156,40 @@ def test_command_prints_what_a_scenario_takes(tmp_path: Path) -> None:
     assert "matches is used only with logs of calibrate log" in family.error_of("rates", str(path), "--matches", "1,3")
     (tmp_path / "other.json").write_text("[1]")
     assert "it is not a decision log" in family.error_of("rates", str(tmp_path / "other.json"))
+
+
+def test_a_row_for_each_value_of_a_setting(tmp_path: Path) -> None:
+    """By hand: 3 of 5 and 7 of 8 tested tokens are accepted, in sequences that differ in one setting, and 1 of 2 in another."""
+    made = []
+    for budget, drafts, rounds in (
+        (None, 4, [(2, 4), (1, 4)]), (8, 4, [(4, 4), (3, 4)]), (None, 4, [(0, 0)]), (None, 2, [(1, 2)]),
+    ):  # fmt: skip
+        settings = {"layers": 2, "draft_length": drafts, "context_budget": budget}
+        made.append(replace(decoding(rounds), settings=settings))
+    path = log_of(tuple(made), tmp_path / "own.json")
+    found = json.loads(CliRunner().invoke(app, ["rates", str(path), "--by", "context_budget", "--json"]).stdout)
+    assert [(row["settings"], row["context_budget"], row["sequences"], row["rate"], row["trials"]) for row in found["rows"]] == [
+        ("draft_length=4", None, 1, 3 / 5, 5), ("draft_length=4", 8, 1, 7 / 8, 8), ("draft_length=2", None, 1, 1 / 2, 2),
+    ]  # fmt: skip
+    assert [row["tokens_per_round"] for row in found["rows"]] == [5 / 2, 9 / 2, 2]
+    shown = CliRunner().invoke(app, ["rates", str(path), "--by", "context_budget"]).stdout
+    assert shown.startswith("Acceptance by context_budget (measured)\n")
+    assert "measured on" not in shown  # a log has no device
+    assert "did you mean context_budget?" in family.error_of("rates", str(path), "--by", "contextbudget")
+    assert "--by is for decodings" in family.error_of("rates", "family", "--by", "context_budget")
+    assert "--drafter is not used with --by" in family.error_of("rates", str(path), "--by", "draft_length", "--drafter", "eagle")
+
+
+def test_rows_of_measured_runs_name_device_models_and_date() -> None:
+    runs = Path(calibrate.__file__).parent / "measurements" / "cpu-family" / "cpu-family.json"
+    table = decoded_rounds.by_setting(str(runs), "draft_length")
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    drafts = [row for row in rows if row["method"] == "speculative"]
+    assert [row["draft_length"] for row in drafts] == sorted(row["draft_length"] for row in drafts)
+    assert all(row["low"] <= row["rate"] <= row["high"] for row in drafts)
+    header = json.loads(runs.read_text(encoding="utf-8"))["about"]
+    for each in (header["machine"]["name"], header["date"], header["versions"]["torch"], "24 prompt and 48 generated tokens"):
+        assert each in table.notes[-1]
 
 
 # --- The bundled head ---

@@ -40,7 +40,7 @@ READERS = {
     "situation._is_record": "logs_for_advice", "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures.of_served_run": "results_of_servers",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "head_files.about": "heads", "head_files.tensors": "heads",
-    "decoded_rounds.decodings_of_file": "logs_of_decisions",
+    "decoded_rounds.record_of": "logs_of_decisions",
     "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",
     "json_and_parquet.load": "measured_runs",
     "prompts._of_file": "prompts", "output_quality._kept": "work_that_was_broken_off", "validation_page._after_claims": "pages",
