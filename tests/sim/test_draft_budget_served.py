@@ -62,7 +62,7 @@ def test_a_budget_of_the_whole_context_changes_no_figure(policy: str) -> None:
 def test_events_are_the_loop_with_a_budget(policy: str, placement: DraftPlacement) -> None:
     """To the last bit, with a cache so small that sequences are preempted."""
     policies = ("static:1", policy)
-    made = study.plan(inputs(512, policies, placement=placement, num_blocks=1500, lengths=replace(LONG, output=200)))
+    made = study.plan(inputs(512, policies, placement=placement, num_blocks=1500, lengths=replace(LONG, output=1000)))
     load = study._load(made.inputs, made.loads[0], 30, made.lengths, None, 0)
     found = []
     for drive in (fast_server.serve, events.serve):
