@@ -6,9 +6,9 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from model.base import whole_files
 from model.base.bounded_files import check_regular
@@ -16,6 +16,8 @@ from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
     import polars as pl
+
+Task = TypeVar("Task", bound=Hashable)
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -27,12 +29,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 def parquet(frame: pl.DataFrame) -> Callable[[Path], object]:
     """Return a function that writes a table as Parquet, through Python, so that a full disk raises OSError."""
 
-    def write(path: Path) -> object:
-        content = io.BytesIO()
-        frame.write_parquet(content)
-        return path.write_bytes(content.getbuffer())
-
-    return write
+    return lambda path: path.write_bytes(parquet_bytes(frame))
 
 
 def write_hashed(path: Path, write: Callable[[Path], object]) -> Path:
@@ -42,6 +39,11 @@ def write_hashed(path: Path, write: Callable[[Path], object]) -> Path:
         return temporary.replace(path.with_name(f"{path.stem}-{_digest(temporary)}{path.suffix}"))
 
 
+def write_content(path: Path, content: bytes) -> Path:
+    """Write bytes as `write_hashed` does."""
+    return write_hashed(path, lambda temporary: temporary.write_bytes(content))
+
+
 def is_unchanged(path: Path) -> bool:
     """Return whether a file written by `write_hashed` is unchanged."""
     try:
@@ -49,6 +51,29 @@ def is_unchanged(path: Path) -> bool:
         return path.stem.rpartition("-")[2] == _digest(path)
     except (OSError, ParameterError):
         return False
+
+
+def intact(files: Mapping[Task, Path]) -> dict[Task, Path]:
+    """Find the files written by `write_hashed` that are unchanged, of tasks with the paths given to it; remove damaged ones."""
+    wanted = {path.stem: task for task, path in files.items()}
+    found: dict[Task, Path] = {}
+    for folder, ending in {(path.parent, path.suffix) for path in files.values()}:
+        for path in sorted(folder.glob(f"*{ending}")):
+            task = wanted.get(path.stem.rpartition("-")[0])
+            if task is None or task in found:
+                continue
+            if is_unchanged(path):
+                found[task] = path
+            else:
+                path.unlink(missing_ok=True)
+    return found
+
+
+def parquet_bytes(frame: pl.DataFrame) -> bytes:
+    """Content of a Parquet file with a table."""
+    content = io.BytesIO()
+    frame.write_parquet(content)
+    return content.getvalue()
 
 
 @contextlib.contextmanager

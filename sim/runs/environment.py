@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import platform
 from importlib import metadata
+from pathlib import Path
 
-LIBRARIES = ("decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "joblib", "typer", "torch", "transformers")
+LIBRARIES = ("decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "joblib", "distributed", "typer", "torch", "transformers")
+
+SAME = ("python", "decodesim", "numpy", "scipy", "simpy", "polars")
+"""Versions that determine results, to the byte: all workers must have the same."""
 
 
 def versions() -> dict[str, str]:
@@ -23,3 +28,20 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def of_results() -> dict[str, str]:
+    """Versions of `SAME`, and a hash of the program itself, which also tells two copies of one version apart."""
+    found = _versions()
+    return {name: found.get(name, "none") for name in SAME} | {"program": _program()}
+
+
+@functools.cache
+def _program() -> str:
+    """Hash of the files of the packages `model` and `sim`, which compute results."""
+    root, mark = Path(__file__).resolve().parents[2], hashlib.sha256()
+    for package in ("model", "sim"):
+        for path in sorted((root / package).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                mark.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return mark.hexdigest()[:16]

@@ -6,9 +6,10 @@ byte for any number of workers.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,12 @@ import polars as pl
 
 from model.base import bounded_files, checks, strict_json
 from model.base.checks import ParameterError
-from model.base.parent_process import exit_with_parent
 from model.base.table_records import parse_value
 from model.base.whole_files import TEMPORARY, write_text
 from model.methods import registry
-from sim.runs import results_table
-from sim.runs.atomic_files import is_unchanged, locked, parquet, write_hashed, write_whole
+from sim.runs import executor, results_table
+from sim.runs.atomic_files import intact, locked, parquet, parquet_bytes, write_whole
+from sim.runs.executor import Executor, LocalProcesses, RunError, WorkersLostError
 from sim.runs.shard_plan import Shard, ShardPlan
 from sim.scenarios import outcomes_section, scenario_file
 from sim.scenarios.grid import Grid, parse_axis
@@ -36,32 +37,26 @@ ASK_BEYOND = 10_000_000
 NO_CSV_BEYOND = 1_000_000
 """Number of rows above which only Parquet is written."""
 ROW_GROUP = 100_000
-MAX_JOBS = 1024
-TRIES = 3
 MAX_SHARDS = 1_000_000
 """Bound on the shards of a run. At one second each they take eleven days; a longer list might not fit into memory."""
 
 
-class RunError(RuntimeError):
-    """A run that could not finish; its finished shards are kept."""
-
-
 def compute(
-    tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = (), plan: ShardPlan | None = None
-) -> tuple[Shard, Path]:
-    """Compute a shard, write it, and return it with its path; `allowed` are the modules of methods outside the project.
+    shard: Shard, tables: Tables, fingerprint: str, allowed: Sequence[str] = (), plan: ShardPlan | None = None
+) -> bytes:
+    """Compute a shard and return the content of its file; `allowed` are the modules of methods outside the project.
 
     A worker makes the plan of its tables once; without workers, `plan` is the plan of the run.
     """
     with registry.allow_modules(allowed):
-        plan = plan or _plan_of(tables)
+        plan = plan or _plan_of(tables, fingerprint)
         grid = plan.grid
         if shard.view == "formula":
             frame = formula_view.frame(grid, shard.first, shard.last)
         else:
             rows, failures = evaluation.evaluate(grid, shard.view, plan.work(shard))
             frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
-        return shard, write_hashed(path, parquet(frame))
+        return parquet_bytes(frame)
 
 
 @dataclass(frozen=True)
@@ -91,12 +86,21 @@ _plans: dict[tuple[Any, ...], ShardPlan] = {}
 """The last plan made by a worker: points that its shards share are resolved once."""
 
 
-def _plan_of(tables: Tables) -> ShardPlan:
-    key = scenario_file.fingerprint(tables), registry.allowed_modules()
+def _plan_of(tables: Tables, fingerprint: str) -> ShardPlan:
+    key = fingerprint, registry.allowed_modules()
     if key not in _plans:
+        check_files(scenario_file.fingerprint(tables) == fingerprint, scenario_file.named_files(tables))
         _plans.clear()
         _plans[key] = ShardPlan(Grid(tables, check=False))
     return _plans[key]
+
+
+def check_files(same: bool, names: Iterable[str]) -> None:
+    """Refuse to compute where files that the scenario names are not the same as in the process that started the run."""
+    if not same:
+        listed = ", ".join(sorted(names)) or "the scenario"
+        remedy = "name them by absolute paths in a folder that all workers share, and leave them unchanged during a run"
+        raise ParameterError(f"a worker finds other files than the main process ({listed}); {remedy}")
 
 
 def resolve(
@@ -184,18 +188,22 @@ def run(
     source: str | Path | Mapping[str, Any] | None = None,
     *,
     out: str | Path | None = None,
-    jobs: int | None = None,
+    jobs: int | str | None = None,
+    scheduler: str | None = None,
     resume: bool = False,
     yes: bool = False,
     progress: Callable[[int, int], None] | None = None,
     **overrides: Any,
 ) -> Report:
-    """Run a scenario into a directory; `overrides` are those of `resolve`; `progress` is called with shards done and in total."""
+    """Run a scenario into a directory; `overrides` are those of `resolve`; `progress` is called with shards done and in total.
+
+    `jobs` is a number of processes or `dask`, and `scheduler` the address of a dask scheduler (`sim.runs.executor.opened`).
+    """
     tables = resolve(source, **overrides)
     grid = Grid(tables)
     if grid.points > ASK_BEYOND and not yes:
         raise ParameterError(f"the grid has {grid.points:,} points, more than {ASK_BEYOND:,}; say --yes to run it")
-    check_jobs(jobs)
+    jobs = executor.check_jobs(jobs, scheduler)
     plan = ShardPlan(grid)
     if plan.count() > MAX_SHARDS:
         hours = f"about {plan.estimate() / 3600:,.0f} hours on one core"
@@ -204,27 +212,40 @@ def run(
     folder = (
         Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{scenario_file.fingerprint(tables)[:8]}"
     )
-    make_folder(folder)
-    with locked(folder) as free:
-        if not free:
-            raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
-        _prepare(folder, tables, resume=resume)
-        try:
-            return _run(plan, folder, jobs, progress)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise RunError(f"{_reason(error, folder)}; {_hint(folder)}") from None
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(_hint(folder)) from None
+    with executor.opened(jobs, scheduler) as named:
+        make_folder(folder)
+        with locked(folder) as free:
+            if not free:
+                raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
+            _prepare(folder, tables, resume=resume)
+            with kept(folder):
+                return _run(plan, folder, jobs if isinstance(jobs, int) else None, named, progress)
 
 
-def _run(plan: ShardPlan, folder: Path, jobs: int | None, progress: Callable[[int, int], None] | None) -> Report:
+@contextlib.contextmanager
+def kept(folder: Path, what: str = "shards") -> Iterator[None]:
+    """Say where finished work is kept, in errors that end a run and in an interruption."""
+    hint = f"finished {what} are kept in {folder}; resume with the same command and --resume"
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise RunError(f"{_reason(error, folder)}; {hint}") from None
+    except WorkersLostError as error:
+        raise WorkersLostError(f"{error}; {hint}") from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(hint) from None
+
+
+def _run(
+    plan: ShardPlan, folder: Path, jobs: int | None, named: Executor | None, progress: Callable[[int, int], None] | None
+) -> Report:
     tables, shards = plan.grid.tables, plan.shards()
     fingerprint = scenario_file.fingerprint(tables)
     todo = {shard: folder / "shards" / plan.file(shard, fingerprint) for shard in shards}
-    done = _held(todo)
+    done = intact(todo)
     resumed = len(done)
     missing = {shard: path for shard, path in todo.items() if shard not in done}
-    for shard, path in _computed(plan, missing, _workers(jobs, plan, len(missing))):
+    for shard, path in _computed(plan, missing, named or LocalProcesses(_workers(jobs, plan, len(missing)))):
         done[shard] = path
         if progress is not None:
             progress(len(done), len(todo))
@@ -239,16 +260,6 @@ def _reason(error: Exception, folder: Path) -> str:
     if not isinstance(error, OSError):
         return f"a table in {folder} cannot be written or read again (disk full?): {str(error).partition(chr(10))[0]}"
     return f"{error.strerror or error} ({error.filename or folder})"
-
-
-def check_jobs(jobs: int | None) -> None:
-    """Check the number of worker processes, at most `MAX_JOBS`."""
-    if jobs is not None:
-        checks.whole("jobs", jobs, 1, MAX_JOBS)
-
-
-def _hint(folder: Path) -> str:
-    return f"finished shards are kept in {folder}; resume with the same command and --resume"
 
 
 def _workers(jobs: int | None, plan: ShardPlan, shards: int) -> int:
@@ -290,57 +301,14 @@ def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
         raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
 
 
-def _held(todo: Mapping[Shard, Path]) -> dict[Shard, Path]:
-    """Find intact shards, with their paths; remove damaged ones."""
-    wanted = {path.stem: shard for shard, path in todo.items()}
-    found: dict[Shard, Path] = {}
-    for folder in {path.parent for path in todo.values()}:
-        for path in sorted(folder.glob("*.parquet")):
-            shard = wanted.get(path.stem.rpartition("-")[0])
-            if shard is None or shard in found:
-                continue
-            if is_unchanged(path):
-                found[shard] = path
-            else:
-                path.unlink(missing_ok=True)
-    return found
-
-
-def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iterator[tuple[Shard, Path]]:
-    """Compute shards and yield each with its path; shards of a worker that dies are computed again."""
-    tables = plan.grid.tables
-    if workers == 1:
-        for shard, path in missing.items():
-            yield compute(tables, shard, path, (), plan)
-        return
-    import joblib
-    from joblib.externals.loky.process_executor import BrokenProcessPool
-
-    left, tries = dict(missing), 0
-    while left:
-        before = len(left)
-        work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
-        try:
-            wanted = [(tables, shard, path, registry.allowed_modules()) for shard, path in left.items()]
-            for shard, path in work(joblib.delayed(_in_worker)(os.getpid(), compute, *each) for each in wanted):
-                del left[shard]
-                yield shard, path
-        except BrokenProcessPool:
-            # A dead worker may have written shards that it did not report.
-            for shard, path in _held(left).items():
-                del left[shard]
-                yield shard, path
-            tries = 0 if len(left) < before else tries + 1
-            if tries == TRIES:
-                folder = next(iter(left.values())).parent.parent
-                raise RunError(f"workers died {TRIES} times without finishing a shard (out of memory?); {_hint(folder)}") from None
-
-
-def _in_worker(parent: int, work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
-    """Run `work` in a worker process, which ends with its parent; Ctrl-C is ignored here and handled by the parent."""
-    exit_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return work(*arguments)
+def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: Executor) -> Iterator[tuple[Shard, Path]]:
+    """Compute shards and yield each with its path."""
+    tables, here = plan.grid.tables, workers == LocalProcesses(1)
+    work = functools.partial(
+        compute, tables=tables, fingerprint=scenario_file.fingerprint(tables), allowed=registry.allowed_modules(),
+        plan=plan if here else None,
+    )  # fmt: skip
+    yield from workers.completed(work, missing)
 
 
 def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
