@@ -82,7 +82,8 @@ def run(
     seed: int | None = None,
     methods: Sequence[str] = (),
     out: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | str = 1,
+    scheduler: str | None = None,
     resume: bool = False,
     yes: bool = False,
 ) -> polars.DataFrame:
@@ -98,9 +99,10 @@ def run(
         Override the keys of [scenario].
     methods
         Dotted paths of modules outside the project that the scenario may name as methods. They are imported, so their code runs.
-    out, jobs, resume, yes
-        As in the command `sim run`: output directory, number of worker processes, resume an interrupted run, accept a very large
-        grid. Without `out` no files are kept.
+    out, jobs, scheduler, resume, yes
+        As in the command `sim run`: output directory, number of worker processes or `dask`, address of a dask scheduler (which
+        replaces `jobs`), resume an interrupted run, accept a very large grid. Without `out` no files are kept. A script that runs
+        with `jobs="dask"` must do so under `if __name__ == "__main__":`, because its worker processes import it.
 
     Warns
     -----
@@ -118,26 +120,27 @@ def run(
     from sim.runs import sweep as sweeps
     from sim.serving import load_scenario
 
+    processes = None if scheduler is not None and jobs == 1 else jobs
     if load_scenario.holds_load(scenario):
-        return _serve_scenario(scenario, set or {}, sweep or {}, replications, seed, out, jobs, resume=resume)
+        return _serve_scenario(scenario, set or {}, sweep or {}, replications, seed, out, processes, scheduler, resume=resume)
     overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
     with allow_modules(methods):
         if out is not None:
             from sim.runs import run_report as reports
 
-            report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, **overrides)
+            report = sweeps.run(scenario, out=out, jobs=processes, scheduler=scheduler, resume=resume, yes=yes, **overrides)
             reports.summarise(report, report.frame(reports.MOST_LISTED), [])
             _warn_of(report.disagreements)
             return report.frame()
         with tempfile.TemporaryDirectory() as folder:
-            report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
+            report = sweeps.run(scenario, out=f"{folder}/run", jobs=processes, scheduler=scheduler, yes=yes, **overrides)
             _warn_of(report.disagreements)
             return report.frame()
 
 
 def _serve_scenario(
     scenario: Any, set: Mapping[str, Any], sweep: Mapping[str, Any], replications: int | None, seed: int | None,
-    out: str | Path | None, jobs: int, *, resume: bool,
+    out: str | Path | None, jobs: int | str | None, scheduler: str | None, *, resume: bool,
 ) -> polars.DataFrame:  # fmt: skip
     """`run` of a scenario with [load]: a row for each load and policy."""
     import tempfile
@@ -146,9 +149,9 @@ def _serve_scenario(
 
     tables = load_scenario.resolve(scenario, set=[*set.items()], sweep=[*sweep.items()], replications=replications, seed=seed)
     if out is not None:
-        return serving_run.run(tables, out=out, jobs=jobs, resume=resume).table
+        return serving_run.run(tables, out=out, jobs=jobs, scheduler=scheduler, resume=resume).table
     with tempfile.TemporaryDirectory() as folder:
-        return serving_run.run(tables, out=f"{folder}/run", jobs=jobs).table
+        return serving_run.run(tables, out=f"{folder}/run", jobs=jobs, scheduler=scheduler).table
 
 
 def serve(**inputs: Any) -> Study:

@@ -204,8 +204,8 @@ def _write(document: dict[str, Any], out: Path) -> list[Path]:
 
 
 def run_scenario(
-    source: Any, overrides: Mapping[str, Any], out: Path | None, jobs: int | None, *, resume: bool, dry_run: bool, as_json: bool,
-    draw: bool, progress: Callable[[int, int], None] | None,
+    source: Any, overrides: Mapping[str, Any], out: Path | None, jobs: int | str | None, scheduler: str | None, *, resume: bool,
+    dry_run: bool, as_json: bool, draw: bool, progress: Callable[[int, int], None] | None,
 ) -> None:  # fmt: skip
     """`sim run` of a scenario with [load]: write its tables, and print a study for each combination of its axes."""
     from sim.serving import load_scenario, serving_run, study, study_text
@@ -218,7 +218,9 @@ def run_scenario(
         if not as_json:
             print("nothing was run, nothing was written")
         return
-    made = serving_run.run(tables, out=out, jobs=jobs, resume=resume, progress=progress, by_context=draw)
+    made = serving_run.run(
+        tables, out=out, jobs=jobs, scheduler=scheduler, resume=resume, progress=progress, by_context=draw
+    )  # fmt: skip
     drawn = []
     if draw:
         import figures

@@ -93,7 +93,14 @@ def run(
     replications: Replications = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Output directory. Default: runs/NAME-HASH.")] = None,
-    jobs: Annotated[int | None, typer.Option("-j", "--jobs", help="Worker processes. Default: automatic.")] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option("-j", "--jobs", metavar="NUMBER|dask", help="Worker processes, or dask: a local cluster. Default: automatic."),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="tcp://HOST:PORT", help="Compute on the workers of this dask scheduler. Needs the extra dask."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in the output directory.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the size of the run and an estimate of its time; write nothing.")
@@ -118,11 +125,14 @@ def run(
     sim run ppd-overheads -o results/overheads --resume
 
     sim run serving-azure --sweep server.max_num_seqs=64,256 -j 2
+
+    sim run mine.toml --scheduler tcp://10.0.0.1:8786
     """
+    from sim.runs import executor
     from sim.runs import sweep as sweeps
 
     overrides = _overrides(set_, sweep, view, replications, seed)
-    sweeps.check_jobs(jobs)
+    processes = executor.check_jobs(jobs, scheduler)
     from sim.serving import load_scenario
 
     if load_scenario.holds_load(scenario):
@@ -130,8 +140,9 @@ def run(
         _refuse_of_servers([name for name, value in unused.items() if value])
         with _guarded_run(), _progress(quiet, "runs") as progress:
             serve_command.run_scenario(
-                scenario, overrides, out, jobs, resume=resume, dry_run=dry_run, as_json=as_json, draw=figures, progress=progress
-            )
+                scenario, overrides, out, processes, scheduler, resume=resume, dry_run=dry_run, as_json=as_json, draw=figures,
+                progress=progress,
+            )  # fmt: skip
         return
     if columns is not None:
         from sim.runs.run_report import check_columns
@@ -141,7 +152,9 @@ def run(
         _dry_run(scenario, overrides, as_json)
         return
     with _guarded_run(), _progress(quiet) as progress:
-        report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, progress=progress, **overrides)
+        report = sweeps.run(
+            scenario, out=out, jobs=processes, scheduler=scheduler, resume=resume, yes=yes, progress=progress, **overrides
+        )
     import figures as drawing
     from sim.runs import run_report as reports
 

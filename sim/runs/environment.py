@@ -8,10 +8,15 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+import sim
+
 LIBRARIES = ("decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "joblib", "distributed", "typer", "torch", "transformers")
 
 SAME = ("python", "decodesim", "numpy", "scipy", "simpy", "polars")
 """Versions that determine results, to the byte: all workers must have the same."""
+
+PROGRAM_FILES = (".py", ".toml", ".json", ".csv", ".parquet")
+"""Endings of the files of the program and its data."""
 
 
 def versions() -> dict[str, str]:
@@ -32,16 +37,16 @@ def _versions() -> dict[str, str]:
 
 def of_results() -> dict[str, str]:
     """Versions of `SAME`, and a hash of the program itself, which also tells two copies of one version apart."""
-    found = _versions()
+    found = _versions() | {"decodesim": sim.__version__}  # of the program that runs here, also where it is not installed
     return {name: found.get(name, "none") for name in SAME} | {"program": _program()}
 
 
 @functools.cache
 def _program() -> str:
-    """Hash of the files of the packages `model` and `sim`, which compute results."""
-    root, mark = Path(__file__).resolve().parents[2], hashlib.sha256()
+    """Hash of the files of the packages `model` and `sim` that compute results."""
+    root, mark = Path(sim.__file__).resolve().parents[1], hashlib.sha256()
     for package in ("model", "sim"):
         for path in sorted((root / package).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.suffix in PROGRAM_FILES and path.is_file():
                 mark.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return mark.hexdigest()[:16]

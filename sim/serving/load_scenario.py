@@ -429,11 +429,16 @@ def _several(given: Any) -> tuple[Any, ...]:
     return given if isinstance(given, tuple) else (given,)
 
 
-def fingerprint(tables: Tables) -> str:
-    """Hash of everything that determines the results: the tables, the files that they name, and the version of results."""
+def named_files(tables: Tables) -> dict[str, str | None]:
+    """Hash of each file that a scenario names, by its path; None for a missing file."""
     held = {}
     for each in _files(tables):
         path = Path(each.name)
         held[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-    text = json.dumps([tables, held, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
+    return held
+
+
+def fingerprint(tables: Tables) -> str:
+    """Hash of everything that determines the results: the tables, the files that they name, and the version of results."""
+    text = json.dumps([tables, named_files(tables), RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()

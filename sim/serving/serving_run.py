@@ -6,9 +6,11 @@ Runs are independent, so that the tables are the same to the byte for any number
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +20,12 @@ import polars as pl
 
 from model.base import bounded_files, strict_json, typed_values
 from model.base.checks import ParameterError
-from model.base.parent_process import exit_with_parent
 from model.base.whole_files import TEMPORARY, write_text
 from model.serving.records.recorder import TimeSeries
-from sim.runs import sweep
-from sim.runs.atomic_files import is_unchanged, locked, parquet, write_hashed, write_whole
+from sim.runs import executor, sweep
+from sim.runs.atomic_files import is_unchanged, locked, parquet, write_content, write_whole
 from sim.runs.environment import versions
+from sim.runs.executor import Executor, LocalProcesses
 from sim.serving import load_scenario, study
 from sim.serving.load_scenario import Tables
 from sim.serving.study import RunOf, ServedRun, Study, StudyPlan
@@ -75,45 +77,38 @@ class _Task:
 
 
 def run(
-    tables: Tables, *, out: str | Path | None = None, jobs: int | None = None, resume: bool = False,
-    progress: Progress | None = None, by_context: bool = False,
+    tables: Tables, *, out: str | Path | None = None, jobs: int | str | None = None, scheduler: str | None = None,
+    resume: bool = False, progress: Progress | None = None, by_context: bool = False,
 ) -> Served:  # fmt: skip
     """Run a scenario of a server into a directory. Raises ParameterError.
 
     With `by_context`, best draft lengths are also found over contexts, of the first `MOST_MAPS` combinations of the axes.
     """
-    sweep.check_jobs(jobs)
+    jobs = executor.check_jobs(jobs, scheduler)
     points = load_scenario.points(tables)
     mark = load_scenario.fingerprint(tables)
     folder = Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{mark[:8]}"
     plans = [study.plan(inputs) for _, inputs in points]
-    sweep.make_folder(folder)
-    with locked(folder) as free:
-        if not free:
-            raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
-        _prepare(folder, tables, mark, resume=resume)
-        try:
-            return _run(folder, tables, [at for at, _ in points], plans, jobs, progress, by_context=by_context)
-        except OSError as error:
-            raise sweep.RunError(f"{error.strerror or error} ({error.filename or folder}); {hint(folder)}") from None
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(hint(folder)) from None
-
-
-def hint(folder: Path) -> str:
-    """What is kept of an interrupted run."""
-    return f"finished runs are kept in {folder}; resume with the same command and --resume"
+    with executor.opened(jobs, scheduler) as named:
+        sweep.make_folder(folder)
+        with locked(folder) as free:
+            if not free:
+                raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
+            _prepare(folder, tables, mark, resume=resume)
+            with sweep.kept(folder, "runs"):
+                number = jobs if isinstance(jobs, int) else None
+                return _run(folder, tables, [at for at, _ in points], plans, number, named, progress, by_context=by_context)
 
 
 def _run(
-    folder: Path, tables: Tables, axes: list[dict[str, Any]], plans: list[StudyPlan], jobs: int | None, progress: Progress | None,
-    *, by_context: bool,
+    folder: Path, tables: Tables, axes: list[dict[str, Any]], plans: list[StudyPlan], jobs: int | None, named: Executor | None,
+    progress: Progress | None, *, by_context: bool,
 ) -> Served:  # fmt: skip
     tasks = [_Task(point, of, 0) for point, plan in enumerate(plans) for of in plan.runs]
     tasks = [_Task(each.point, each.of, number) for number, each in enumerate(tasks)]
     done = {each: found for each in tasks if (found := _held(folder, each)) is not None}
     resumed = len(done)
-    for task, path in _computed(folder, tables, plans, [each for each in tasks if each not in done], jobs):
+    for task, path in _computed(folder, tables, plans, [each for each in tasks if each not in done], jobs, named):
         done[task] = _read(path)
         if progress is not None:
             progress(len(done), len(tasks))
@@ -192,58 +187,41 @@ def _read(path: Path) -> ServedRun:
     return ServedRun(figures, bool(found["stable"]), found["within_slo"], series)
 
 
-def _write(path: Path, made: ServedRun) -> Path:
+def _content(made: ServedRun) -> bytes:
+    """Content of the file of a run."""
     series = None if made.series is None else {"rows": made.series.rows, "span": made.series.span}
     document = {
         "figures": study.plain_values(made.figures), "stable": made.stable, "within_slo": made.within_slo, "series": series
     }  # fmt: skip
-    return write_hashed(path, lambda to: to.write_text(strict_json.dumps(document), encoding="utf-8"))
+    return strict_json.dumps(document).encode("utf-8")
 
 
 _plans: dict[str, list[StudyPlan]] = {}
 """The plans of the scenario that a worker runs, made once."""
 
 
-def _compute(tables: Tables, folder: Path, task: _Task) -> tuple[_Task, Path]:
-    """Simulate one run in a worker."""
-    mark = load_scenario.fingerprint(tables)
+def _compute(task: _Task, tables: Tables, mark: str) -> bytes:
+    """Simulate one run in a worker; return the content of its file."""
     if mark not in _plans:
+        sweep.check_files(load_scenario.fingerprint(tables) == mark, load_scenario.named_files(tables))
         _plans.clear()
         _plans[mark] = [study.plan(inputs) for _, inputs in load_scenario.points(tables)]
-    return task, _write(folder / "shards" / task.file, _plans[mark][task.point].run(task.of))
-
-
-def _in_worker(parent: int, *arguments: Any) -> tuple[_Task, Path]:
-    """Simulate in a worker process, which ends with its parent and leaves Ctrl-C to it."""
-    import signal
-
-    exit_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return _compute(*arguments)
+    return _content(_plans[mark][task.point].run(task.of))
 
 
 def _computed(
-    folder: Path, tables: Tables, plans: list[StudyPlan], missing: list[_Task], jobs: int | None
+    folder: Path, tables: Tables, plans: list[StudyPlan], missing: list[_Task], jobs: int | None, named: Executor | None
 ) -> Iterator[tuple[_Task, Path]]:
     """Simulate runs and yield each with its file; the first alone, whose time decides by default whether workers are started."""
-    import time
-
     begun, wanted = time.monotonic(), jobs
-    while missing and (wanted is None or wanted == 1):
-        task, *missing = missing
-        yield task, _write(folder / "shards" / task.file, plans[task.point].run(task.of))
+    files = {task: folder / "shards" / task.file for task in missing}
+    while files and named is None and (wanted is None or wanted == 1):
+        task, path = next(iter(files.items()))
+        del files[task]
+        yield task, write_content(path, _content(plans[task.point].run(task.of)))
         if wanted is None:
             spent = time.monotonic() - begun
-            wanted = (os.cpu_count() or 1) if spent * len(missing) > SOON else 1
-    if not missing:
-        return
-    import joblib
-    from joblib.externals.loky.process_executor import BrokenProcessPool
-
-    workers = min(wanted or 1, len(missing))
-    work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
-    try:
-        yield from work(joblib.delayed(_in_worker)(os.getpid(), tables, folder, task) for task in missing)
-    except BrokenProcessPool:
-        raise sweep.RunError(f"a worker died (out of memory?); {hint(folder)}") from None
-
+            wanted = (os.cpu_count() or 1) if spent * len(files) > SOON else 1
+    if files:
+        workers = named or LocalProcesses(min(wanted or 1, len(files)))
+        yield from workers.completed(functools.partial(_compute, tables=tables, mark=load_scenario.fingerprint(tables)), files)
