@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import queue
+import signal
 import threading
 import time
 import warnings
@@ -29,7 +30,7 @@ from sim.runs.atomic_files import write_content
 from sim.runs.executor import Task, WorkersLostError
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client, Future, LocalCluster
 
 EXAMPLE = "tcp://10.0.0.1:8786"
 PROTOCOLS = ("tcp", "tls")
@@ -106,7 +107,7 @@ def _result(future: Future[bytes]) -> bytes:
         raise WorkersLostError(f"{deaths} workers died of a task (out of memory?)") from None
     except (CancelledError, asyncio.CancelledError):
         raise WorkersLostError("the dask scheduler cannot be reached any more") from None
-    except ImportError as error:
+    except ImportError as error:  # of a worker that joined later
         raise ParameterError(_lacks("a worker", error)) from None
 
 
@@ -151,26 +152,65 @@ def connected(scheduler: str | None) -> Iterator[DaskWorkers]:
     """
     address = None if scheduler is None else _address(scheduler)
     try:
-        import distributed
+        import distributed  # noqa: F401  the package is there
     except ImportError as error:
         option = "-j dask" if scheduler is None else "--scheduler"
         missing = f"{option} needs the package {error.name}, which is not installed"
         raise ParameterError(f"{missing}; install it: pip install 'decodesim[dask]'") from None
     with _quiet(), contextlib.ExitStack() as stack:
         if address is None:
-            address = stack.enter_context(
-                distributed.LocalCluster(
-                    n_workers=os.cpu_count() or 1, threads_per_worker=1, memory_limit=None, dashboard_address=None,
-                    silence_logs=logging.CRITICAL,
-                )
-            ).scheduler_address  # fmt: skip
-        try:
-            client = stack.enter_context(distributed.Client(address, timeout=CONNECT_S, set_as_default=False))
-        except Exception as error:  # dask raises many kinds, also of peers that do not speak its protocol
-            remedy = "start one by `dask scheduler`, and check host and port"
-            raise ParameterError(f"no dask scheduler answers at {address} ({_first_line(error)}); {remedy}") from None
-        _check_workers(client)
+            address = stack.enter_context(local_cluster(os.cpu_count() or 1)).scheduler_address
+        client = stack.enter_context(_client(address))
+        _check_machines(client)
         yield DaskWorkers(client)
+
+
+@contextlib.contextmanager
+def local_cluster(processes: int) -> Iterator[LocalCluster]:
+    """Start a cluster of processes of this machine, which end with this one and leave Ctrl-C to it."""
+    from distributed import LocalCluster
+    from distributed.utils import LoopRunner
+
+    # The thread of the event loop starts with SIGINT blocked. So do the processes that it starts, also in place of those that died.
+    runner, blocks = LoopRunner(), hasattr(signal, "pthread_sigmask")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if blocks else set()
+    try:
+        runner.start()
+    finally:
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        with LocalCluster(
+            n_workers=processes, threads_per_worker=1, memory_limit=None, dashboard_address=None, silence_logs=logging.CRITICAL,
+            loop=runner.loop,
+        ) as cluster:  # fmt: skip
+            yield cluster
+    finally:
+        runner.stop()
+
+
+def _client(address: str) -> Client:
+    """Client of the scheduler at an address. Raises ParameterError."""
+    import distributed
+
+    answers: queue.SimpleQueue[Client | Exception] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            answers.put(distributed.Client(address, timeout=CONNECT_S, set_as_default=False))
+        except Exception as error:  # dask raises many kinds
+            answers.put(error)
+
+    # In a thread, because dask waits without end for a server that answers in another protocol, such as HTTP.
+    threading.Thread(target=connect, name="connects to dask", daemon=True).start()
+    try:
+        found = answers.get(timeout=CONNECT_S + 2)
+    except queue.Empty:
+        found = TimeoutError("what answers there is no dask scheduler")
+    if isinstance(found, Exception):
+        remedy = "start one by `dask scheduler`, and check host and port"
+        raise ParameterError(f"no dask scheduler answers at {address} ({_first_line(found)}); {remedy}")
+    return found
 
 
 def _address(scheduler: str) -> str:
@@ -185,20 +225,27 @@ def _address(scheduler: str) -> str:
     raise ParameterError(f"--scheduler must be tcp://HOST:PORT, got {checks.shown(scheduler)}; for example --scheduler {EXAMPLE}")
 
 
-def _check_workers(client: Client) -> None:
-    """Refuse workers with other versions; those that join later are checked by each task."""
+def _check_machines(client: Client) -> None:
+    """Refuse a scheduler and workers with other versions; workers that join later are checked by each task."""
     ours = environment.of_results()
+    try:
+        # The scheduler reads the names of functions, too.
+        check_versions("the scheduler", client.run_on_scheduler(environment.of_results), ours)
+    except ParameterError:
+        raise
+    except Exception as error:
+        raise ParameterError(_lacks("the scheduler", error)) from None
     for worker, theirs in sorted(client.run(environment.of_results, on_error="return").items()):
-        if isinstance(theirs, ImportError | AttributeError):
-            raise ParameterError(_lacks(f"worker {worker}", theirs))
-        if isinstance(theirs, dict):  # else it went away while it was asked
+        if isinstance(theirs, dict):
             check_versions(f"worker {worker}", theirs, ours)
+        elif not isinstance(theirs, OSError):  # which means that the worker went away
+            raise ParameterError(_lacks(f"worker {worker}", theirs))
     if any(threads > 1 for threads in client.nthreads().values()):
         warnings.warn("a dask worker computes in one thread at a time; start workers with --nthreads 1", stacklevel=2)
 
 
 def _lacks(where: str, error: Exception) -> str:
-    return f"{where} cannot import the program ({_first_line(error)}); install the same decodesim on all machines"
+    return f"{where} has no decodesim of this version ({_first_line(error)}); install the same on all machines"
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """Executors of runs: local processes here, and the workers of a dask cluster in `sim.runs.dask_cluster`.
 
-An executor computes the contents of files. What it computes depends on the task alone, so that the files are the same to the byte for
-any executor and any number of workers.
+An executor computes the contents of files. A content depends on its task alone, so that the files are the same to the byte for any
+executor and any number of workers.
 """
 
 from __future__ import annotations

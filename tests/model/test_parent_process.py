@@ -60,10 +60,11 @@ def test_worker_ends_with_its_parent(work: str, how: signal.Signals) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_of_a_killed_sweep_end_and_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", ["2", "dask"])
+def test_workers_of_a_killed_sweep_end_and_leave_nothing(tmp_path: Path, jobs: str) -> None:
     """After a sweep is killed, no process of its group is left, and no semaphore or shared memory of the sweep."""
-    command = [sys.executable, "-m", "sim", "run", "-j", "2", "-q", "--no-figures", "--replications", "200000", "-o", str(tmp_path)]
-    main = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "sim", "run", "-j", jobs, "-q", "--no-figures", "--replications", "200000"]
+    main = subprocess.Popen([*command, "-o", str(tmp_path)], cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
 
     def group() -> list[int]:
         found = []

@@ -345,8 +345,11 @@ def test_other_arguments(
     [
         (["run", "--bogus"], ["No such option", "--bogus"]),
         (["run", "s.toml", "another"], ["unexpected extra argument", "another"]),
-        (["run", "-j", "many"], ["--jobs must be a whole number, got 'many'"]),
-        (["run", "-jmany"], ["--jobs", "integer"]),
+        (["run", "-j", "many"], ["--jobs must be a whole number or dask, got 'many'"]),
+        (["run", "-jmany"], ["--jobs must be a whole number or dask, got 'many'"]),
+        (["run", "-j", "0"], ["jobs must be between 1 and 1024, got 0"]),
+        (["run", "-j", "2", "--scheduler", "tcp://10.0.0.1:8786"], ["--jobs is not used with --scheduler, got 2"]),
+        (["run", "--scheduler", "10.0.0.1:8786"], ["--scheduler must be tcp://HOST:PORT, got '10.0.0.1:8786'"]),
         (["run", "--replications", "1.5"], ["--replications must be a whole number, got '1.5'"]),
         (["run", "--seed=first"], ["--seed must be a whole number, got 'first'"]),
         (["advise", "--context", "abc"], ["--context must be a whole number, got 'abc'"]),

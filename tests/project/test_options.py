@@ -376,12 +376,12 @@ def test_options_of_a_run_reach_it(record: Record, monkeypatch: pytest.MonkeyPat
         "sim run", "s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7 --set a=1 --set b=2"
         " --sweep c=1,2",
     )  # fmt: skip
-    given = {"out": Path("out"), "jobs": 3, "resume": True, "yes": True, "progress": "a bar"}
+    given = {"out": Path("out"), "jobs": 3, "scheduler": None, "resume": True, "yes": True, "progress": "a bar"}
     overrides = {"set": ["a=1", "b=2"], "sweep": ["c=1,2"], "views": ["formula", "events"], "replications": 5, "seed": 7}
     assert record.calls["sim.runs.sweep.run"] == {"source": "s.toml", **given, "overrides": overrides}
     assert has(record.calls["sim.commands.sim_app._progress"], {"quiet": True})
     run_until_work("sim run")
-    given = dict.fromkeys(("out", "jobs"), None) | {"resume": False, "yes": False, "progress": "a bar", "source": None}
+    given = dict.fromkeys(("out", "jobs", "scheduler"), None) | {"resume": False, "yes": False, "progress": "a bar", "source": None}
     overrides = {"set": [], "sweep": [], "views": None, "replications": None, "seed": None}
     assert record.calls["sim.runs.sweep.run"] == {**given, "overrides": overrides}
     assert has(record.calls["sim.commands.sim_app._progress"], {"quiet": False})
@@ -803,6 +803,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_sim_app.py::test_a_dry_run_writes_nothing": "--dry-run --json",
         "test_run_report.py::test_columns_that_are_asked_for_are_printed": "--columns",
         METHODS: "--methods",
+        "test_dask_runs.py::test_results_are_equal_to_those_of_local_processes": "--scheduler",
     },
     "sim explain": {
         "test_explain.py::test_options_reach_the_fit":

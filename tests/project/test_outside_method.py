@@ -16,8 +16,10 @@ from calibrate.commands.calibrate_app import app as calibrate_app
 from calibrate.measured_runs import run_plan
 from model.base.checks import ParameterError
 from model.methods import registry
+from model.methods.registry import allow_modules
 from sim.commands.sim_app import app
 from sim.runs import sweep
+from sim.scenarios import scenario_file
 
 MODULE = '''
 """Redundant decoding: every pass is run on several units at once, and they are compared. Nothing is gained but trust."""
@@ -168,9 +170,11 @@ def test_workers_and_a_resumed_run_have_what_the_command_line_allows(redundant: 
 def test_a_worker_has_the_allowance_of_its_parent_alone(redundant: str, tmp_path: Path) -> None:
     tables = sweep.resolve(written(tmp_path, redundant))
     shard = sweep.Shard("formula", 0, 1)
-    sweep.compute(tables, shard, tmp_path / "shard.parquet", (redundant,))
+    with allow_modules([redundant]):
+        mark = scenario_file.fingerprint(tables)
+    assert sweep.compute(shard, tables, mark, (redundant,))
     with pytest.raises(ParameterError, match="add --methods"):
-        sweep.compute(tables, shard, tmp_path / "shard.parquet")
+        sweep.compute(shard, tables, mark)
 
 
 def test_an_allowed_method_is_listed_and_is_in_the_schema(redundant: str) -> None:

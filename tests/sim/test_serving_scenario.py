@@ -121,7 +121,7 @@ def test_a_full_disk_ends_the_run_in_a_line(tmp_path: Path, monkeypatch: pytest.
     def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device", "somewhere")
 
-    monkeypatch.setattr(serving_run, "write_hashed", full)
+    monkeypatch.setattr(serving_run, "write_content", full)
     with pytest.raises(RunError, match=r"No space left on device \(somewhere\); finished runs are kept in"):
         serving_run.run(tables(), out=tmp_path / "run", jobs=1)
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app
-from sim.runs import shard_plan, sweep
-from sim.runs.atomic_files import is_unchanged, locked, write_hashed
+from sim.runs import executor, shard_plan, sweep
+from sim.runs.atomic_files import is_unchanged, locked, write_content, write_hashed
 from sim.runs.shard_plan import Shard
 from sim.scenarios.cases import Case
 from sim.views import evaluation
@@ -62,7 +62,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SCRIPT = """
+import functools
 import sys
+from pathlib import Path
 from sim.runs import shard_plan, sweep
 from tests.sim import test_sweep
 
@@ -71,17 +73,17 @@ def said(done, _):
         print("three are done", flush=True)
 
 shard_plan.SHARD_SECONDS = test_sweep.SHARD_SECONDS
-sweep.compute = test_sweep.waiting
+sweep.compute = functools.partial(test_sweep.waiting, Path(sys.argv[1]).with_name("go"))
 sweep.run(test_sweep.scenario(), out=sys.argv[1], jobs=int(sys.argv[2]), progress=said)
 """
 compute = sweep.compute
 
 
-def waiting(tables: Any, shard: Shard, path: Path, *more: Any) -> Any:
-    """Compute a shard; the last two wait for permission."""
-    while shard.view == "events" and shard.first and not (path.parents[2] / "go").exists():
+def waiting(permission: Path, shard: Shard, **more: Any) -> bytes:
+    """Compute a shard; the last two wait for permission, which is a file."""
+    while shard.view == "events" and shard.first and not permission.exists():
         time.sleep(0.01)
-    return compute(tables, shard, path, *more)
+    return compute(shard, **more)
 
 
 def started(folder: Path, jobs: int) -> subprocess.Popen[str]:
@@ -148,13 +150,13 @@ def test_workers_that_keep_dying_end_the_run(
             assert n_jobs == 2
 
         def __call__(self, tasks: Iterator[Any]) -> Iterator[Any]:
-            for function, (_, work, *arguments), _ in tasks:
-                assert function is sweep._in_worker
+            for function, (_, work, task, path), _ in tasks:
+                assert function is executor._in_worker
                 if left and left[0]:
                     left[0] -= 1
                     raise BrokenProcessPool
-                made = work(*arguments[:-1])
-                finished.append(made[0])
+                made = task, write_content(path, work(task))
+                finished.append(task)
                 if told or not left:
                     yield made
                 if left:
@@ -168,7 +170,7 @@ def test_workers_that_keep_dying_end_the_run(
         assert len(finished) == len({*finished}) == 5
         assert contents(tmp_path / "run") == contents(reference)
     else:
-        with pytest.raises(sweep.RunError, match="workers died 3 times without finishing a shard"):
+        with pytest.raises(sweep.RunError, match="workers died 3 times without finishing a task"):
             sweep.run(scenario(), out=tmp_path / "run", jobs=2)
     assert not any(left)
 
@@ -190,10 +192,10 @@ def test_damaged_shards_are_computed_again(tmp_path: Path, reference: Path) -> N
 def test_full_disk_keeps_finished_shards(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     folder = tmp_path / "run"
 
-    def full(tables: Any, shard: Shard, path: Path, *more: Any) -> Any:
+    def full(shard: Shard, **more: Any) -> bytes:
         if shard.view == "events" and shard.first > 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return original(tables, shard, path, *more)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
+        return original(shard, **more)
 
     original = sweep.compute
     with monkeypatch.context() as patch:
@@ -215,10 +217,10 @@ def test_interrupted_command_explains_how_to_resume(tmp_path: Path, monkeypatch:
     folder = tmp_path / "run"
     whole = sweep.compute
 
-    def compute(*given: Any) -> Any:
+    def compute(*given: Any, **more: Any) -> bytes:
         if shards(folder):
             signal.raise_signal(signal.SIGINT)
-        return whole(*given)
+        return whole(*given, **more)
 
     monkeypatch.setattr(sweep, "compute", compute)
     done = CliRunner().invoke(app, ["run", *map(str, ("ppd-forms", "-j", 1, "-o", folder)), "--no-figures"])
@@ -229,8 +231,8 @@ def test_interrupted_command_explains_how_to_resume(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow  # its progress at the signal depends on timing
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_command_interrupted_by_a_signal_explains_how_to_resume(tmp_path: Path, jobs: int) -> None:
+@pytest.mark.parametrize("jobs", [1, 2, "dask"])
+def test_command_interrupted_by_a_signal_explains_how_to_resume(tmp_path: Path, jobs: int | str) -> None:
     folder = tmp_path / "run"
     child = subprocess.Popen(
         command("ppd-forms", "--set", "scenario.event_replications=1000", "-j", jobs, "-o", folder), start_new_session=True,
