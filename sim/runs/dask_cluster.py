@@ -1,8 +1,8 @@
 """Runs on the workers of a dask cluster: one of this machine's processes, or one behind the address of a scheduler.
 
-Contents of files come back as bytes and are written here, so that workers need no folder in common with this process. Tasks are futures
-of dask.distributed, not calls of joblib's dask backend: with futures only a few tasks for each worker are sent at a time, a task
-whose workers died is told from one that failed, and tasks that nobody waits for are cancelled after Ctrl-C.
+Contents of files come back as bytes and are written here, so that workers need no folder in common with this process. Tasks are
+futures of dask.distributed, not calls of joblib's dask backend: with futures only a few tasks for each worker are sent at a time, a
+task whose workers died is told from one that failed, and tasks that nobody waits for are cancelled after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -172,6 +173,8 @@ def local_cluster(processes: int) -> Iterator[LocalCluster]:
     from distributed.utils import LoopRunner
 
     # The thread of the event loop starts with SIGINT blocked. So do the processes that it starts, also in place of those that died.
+    # To start the resource tracker of multiprocessing unblocks it, so that is done before.
+    resource_tracker.ensure_running()
     runner, blocks = LoopRunner(), hasattr(signal, "pthread_sigmask")
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if blocks else set()
     try:

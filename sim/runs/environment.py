@@ -10,7 +10,9 @@ from pathlib import Path
 
 import sim
 
-LIBRARIES = ("decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "joblib", "distributed", "typer", "torch", "transformers")
+LIBRARIES = (
+    "decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "joblib", "distributed", "typer", "torch", "transformers",
+)  # fmt: skip
 
 SAME = ("python", "decodesim", "numpy", "scipy", "simpy", "polars")
 """Versions that determine results, to the byte: all workers must have the same."""
