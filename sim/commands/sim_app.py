@@ -178,7 +178,7 @@ def run(
 @contextlib.contextmanager
 def _guarded_run() -> Iterator[None]:
     """Say in a line what is kept of a run that was interrupted (exit code 130) or could not finish (1)."""
-    from sim.runs.sweep import RunError
+    from sim.runs.executor import RunError
 
     try:
         yield

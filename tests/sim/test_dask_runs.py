@@ -129,8 +129,8 @@ def test_shards_of_a_worker_that_dies_are_sent_again(
     made = sweep.run(scenario(), out=tmp_path / "run", scheduler=cluster.scheduler_address)
     killer.join()
     starts = [path.name.rpartition("-")[::2] for path in notes.iterdir() if path.name != "victim"]
-    theirs = [shard for pid, shard in ((pid, shard) for shard, pid in starts) if int(pid) == killed[0] and shard.startswith("events")]
-    assert any(pid != str(killed[0]) and shard in theirs for shard, pid in starts)  # another worker has started it anew
+    theirs = {shard for shard, pid in starts if int(pid) == killed[0]}
+    assert any(int(pid) != killed[0] and shard in theirs for shard, pid in starts)  # another worker has started it anew
     assert made.computed == 5
     assert everything(tmp_path / "run") == everything(reference)
 
@@ -184,7 +184,7 @@ def test_an_interrupted_run_is_resumed(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(dask_cluster, "write_content", interrupted)
-        with pytest.raises(KeyboardInterrupt, match="finished shards are kept in .*; resume with the same command and --resume"):
+        with pytest.raises(KeyboardInterrupt, match=r"finished shards are kept in .*; resume with the same command and --resume"):
             sweep.run(scenario(), out=folder, scheduler=cluster.scheduler_address)
     assert len(shards(folder)) == 1
     end = time.monotonic() + 20
@@ -231,9 +231,11 @@ def test_a_run_waits_for_workers_and_says_so(
 
 
 def test_workers_with_threads_are_noted(tmp_path: Path) -> None:
-    with dask_cluster._quiet(), distributed.LocalCluster(1, threads_per_worker=2, dashboard_address=None) as other:
-        with pytest.warns(UserWarning, match="in one thread at a time; start workers with --nthreads 1"):
-            sweep.run(scenario(views=["formula"]), out=tmp_path / "run", scheduler=other.scheduler_address)
+    with (
+        dask_cluster._quiet(), distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as other,
+        pytest.warns(UserWarning, match="in one thread at a time; start workers with --nthreads 1"),
+    ):  # fmt: skip
+        sweep.run(scenario(views=["formula"]), out=tmp_path / "run", scheduler=other.scheduler_address)
 
 
 @pytest.mark.parametrize("name", [*environment.SAME, "program"])
@@ -286,7 +288,7 @@ def test_a_worker_without_the_program_is_refused(tmp_path: Path) -> None:
 
 def test_other_files_of_a_worker_are_refused() -> None:
     """What a scenario names must be there, with the content that the main process found."""
-    with pytest.raises(ParameterError, match="a worker finds other files than the main process .* absolute paths in a folder that"):
+    with pytest.raises(ParameterError, match=r"a worker finds other files than the main process .* absolute paths in a folder that"):
         sweep.compute(Shard("formula", 0, 1), sweep.resolve("ppd-forms"), "fingerprint of other files")
 
 
@@ -306,6 +308,15 @@ def test_addresses_with_a_host_and_a_port_are_taken() -> None:
         assert dask_cluster._address(address) == address
 
 
+def answered(server: socket.socket, answer: bytes) -> None:
+    """Answer the first connection, and leave it open until the peer ends it."""
+    peer, _ = server.accept()
+    with peer:
+        peer.sendall(answer)
+        while peer.recv(4096):
+            pass
+
+
 @pytest.mark.parametrize("answer", [None, b"HTTP/1.0 400 Bad Request\r\n\r\n"])
 def test_an_address_without_a_scheduler_is_refused(answer: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens there, or a server of another protocol."""
@@ -315,7 +326,7 @@ def test_an_address_without_a_scheduler_is_refused(answer: bytes | None, tmp_pat
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         if answer is not None:
             server.listen()
-            threading.Thread(target=lambda: server.accept()[0].sendall(answer), daemon=True).start()
+            threading.Thread(target=answered, args=(server, answer), daemon=True).start()
         line = refused("--scheduler", address, "-o", tmp_path / "run")
     assert line.startswith(f"error: no dask scheduler answers at {address} (")
     assert line.endswith("; start one by `dask scheduler`, and check host and port\n")
