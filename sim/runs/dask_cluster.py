@@ -7,7 +7,6 @@ task whose workers died is told from one that failed, and tasks that nobody wait
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -28,7 +27,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 from sim.runs import environment
 from sim.runs.atomic_files import write_content
-from sim.runs.executor import Task, WorkersLostError
+from sim.runs.executor import DASK, Executor, Task, WorkersLostError
 
 if TYPE_CHECKING:
     from distributed import Client, Future, LocalCluster
@@ -99,6 +98,8 @@ def _ask(call: Callable[[], Any]) -> Any:
 
 def _result(future: Future[bytes]) -> bytes:
     """Result of a future that is done; raises what the worker raised."""
+    from asyncio import CancelledError as Cancelled
+
     from distributed import KilledWorker
 
     try:
@@ -106,7 +107,7 @@ def _result(future: Future[bytes]) -> bytes:
     except KilledWorker as error:
         deaths = error.allowed_failures + 1
         raise WorkersLostError(f"{deaths} workers died of a task (out of memory?)") from None
-    except (CancelledError, asyncio.CancelledError):
+    except (CancelledError, Cancelled):
         raise WorkersLostError("the dask scheduler cannot be reached any more") from None
     except ImportError as error:  # of a worker that joined later
         raise ParameterError(_lacks("a worker", error)) from None
@@ -139,6 +140,20 @@ def check_versions(where: str, theirs: Mapping[str, str], ours: Mapping[str, str
             what = "another copy of decodesim (its files differ:" if name == "program" else name
             end = ")" if name == "program" else ""
             raise ParameterError(f"{where} has {what} {other}{end}, but this process has {own}; install the same on all machines")
+
+
+def opened(jobs: int | str | None, scheduler: str | None) -> contextlib.AbstractContextManager[Executor | None]:
+    """Context with the executor that a user named; None for local processes, whose number depends on the work.
+
+    Raises
+    ------
+    ParameterError
+        If dask.distributed is not installed, the address is malformed, no scheduler answers there, or its workers have other
+        versions.
+    """
+    if jobs != DASK and scheduler is None:
+        return contextlib.nullcontext()
+    return connected(scheduler)
 
 
 @contextlib.contextmanager

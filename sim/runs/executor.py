@@ -6,7 +6,6 @@ executor and any number of workers.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -114,19 +113,3 @@ def check_jobs(jobs: int | str | None, scheduler: str | None = None) -> int | st
     if scheduler is not None and jobs is not None:
         raise ParameterError(f"--jobs is not used with --scheduler, got {jobs}; leave one of the two out")
     return jobs
-
-
-def opened(jobs: int | str | None, scheduler: str | None) -> contextlib.AbstractContextManager[Executor | None]:
-    """Context with the executor that a user named; None for local processes, whose number depends on the work.
-
-    Raises
-    ------
-    ParameterError
-        If dask.distributed is not installed, the address is malformed, no scheduler answers there, or its workers have other
-        versions.
-    """
-    if jobs != DASK and scheduler is None:
-        return contextlib.nullcontext()
-    from sim.runs import dask_cluster
-
-    return dask_cluster.connected(scheduler)

@@ -23,7 +23,7 @@ from model.base.checks import ParameterError
 from model.base.table_records import parse_value
 from model.base.whole_files import TEMPORARY, write_text
 from model.methods import registry
-from sim.runs import executor, results_table
+from sim.runs import dask_cluster, executor, results_table
 from sim.runs.atomic_files import intact, locked, parquet, parquet_bytes, write_whole
 from sim.runs.executor import Executor, LocalProcesses, RunError, WorkersLostError
 from sim.runs.shard_plan import Shard, ShardPlan
@@ -197,7 +197,7 @@ def run(
 ) -> Report:
     """Run a scenario into a directory; `overrides` are those of `resolve`; `progress` is called with shards done and in total.
 
-    `jobs` is a number of processes or `dask`, and `scheduler` the address of a dask scheduler (`sim.runs.executor.opened`).
+    `jobs` is a number of processes or `dask`, and `scheduler` the address of a dask scheduler (`sim.runs.dask_cluster.opened`).
     """
     tables = resolve(source, **overrides)
     grid = Grid(tables)
@@ -212,7 +212,7 @@ def run(
     folder = (
         Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{scenario_file.fingerprint(tables)[:8]}"
     )
-    with executor.opened(jobs, scheduler) as named:
+    with dask_cluster.opened(jobs, scheduler) as named:
         make_folder(folder)
         with locked(folder) as free:
             if not free:

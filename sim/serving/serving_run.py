@@ -22,7 +22,7 @@ from model.base import bounded_files, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.base.whole_files import TEMPORARY, write_text
 from model.serving.records.recorder import TimeSeries
-from sim.runs import executor, sweep
+from sim.runs import dask_cluster, executor, sweep
 from sim.runs.atomic_files import is_unchanged, locked, parquet, write_content, write_whole
 from sim.runs.environment import versions
 from sim.runs.executor import Executor, LocalProcesses
@@ -89,7 +89,7 @@ def run(
     mark = load_scenario.fingerprint(tables)
     folder = Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{mark[:8]}"
     plans = [study.plan(inputs) for _, inputs in points]
-    with executor.opened(jobs, scheduler) as named:
+    with dask_cluster.opened(jobs, scheduler) as named:
         sweep.make_folder(folder)
         with locked(folder) as free:
             if not free:

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import sim
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app
-from sim.runs import dask_cluster, environment, executor, sweep
+from sim.runs import dask_cluster, environment, sweep
 from sim.runs.shard_plan import Shard
 from sim.serving import serving_run
 from tests.sim.test_serving_scenario import tables as serving_tables
@@ -77,7 +77,7 @@ def test_a_local_cluster_has_a_process_for_each_core(
     reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    with executor.opened("dask", None) as workers:
+    with dask_cluster.opened("dask", None) as workers:
         assert isinstance(workers, dask_cluster.DaskWorkers)
         assert [*workers.client.nthreads().values()] == [1, 1, 1]
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
@@ -288,7 +288,7 @@ def test_a_worker_without_the_program_is_refused(tmp_path: Path) -> None:
 
 def test_other_files_of_a_worker_are_refused() -> None:
     """What a scenario names must be there, with the content that the main process found."""
-    with pytest.raises(ParameterError, match=r"a worker finds other files than the main process .* absolute paths in a folder that"):
+    with pytest.raises(ParameterError, match=r"a worker finds other files .* name them by absolute paths in a folder that"):
         sweep.compute(Shard("formula", 0, 1), sweep.resolve("ppd-forms"), "fingerprint of other files")
 
 
