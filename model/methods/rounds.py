@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
-from model.methods import round_counts
 from model.methods.prediction import PredictionPoints
-from model.methods.round_counts import RoundCounts, RoundTimes
+from model.outcomes import round_counts
 from model.outcomes.outcome_laws import Bools, Chain, Floats, Iid, Law, Outcomes, RecordedProbabilities, Replay
+from model.outcomes.round_counts import RoundCounts, RoundTimes
 
 Bytes = NDArray[np.uint8]
 
@@ -723,7 +723,7 @@ def moments_of_points(
     """Moments of pairs of decodings and prices, as arrays of shape (pairs,).
 
     Where rounds are independent and their times do not depend on the position, rounds are counted once for all prices
-    (`model.methods.round_counts`).
+    (`model.outcomes.round_counts`).
 
     Parameters
     ----------

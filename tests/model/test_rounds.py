@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.methods import round_counts
 from model.methods.rounds import (
     ReadingTimes,
     ReplayRounds,
@@ -32,6 +31,7 @@ from model.methods.rounds import (
     operations_of,
     round_prices,
 )
+from model.outcomes import round_counts
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 
 FLAT = RoundPrices(*np.ones((3, 9)))

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
-from model.methods import round_counts
-from model.methods.round_counts import RoundEnds, RoundTimes
 from model.methods.rounds import Moments, Tally, mean_of, mixed
 from model.methods.tree.algorithm import EAGLE_2, Parameters
 from model.methods.tree.draft_trees import ROOT, DraftTree
+from model.outcomes import round_counts
 from model.outcomes.rank_laws import RankLaw, RankRates, Ranks, ReplayedRanks
+from model.outcomes.round_counts import RoundEnds, RoundTimes
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
