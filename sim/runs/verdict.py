@@ -7,11 +7,10 @@ lengths, acceptance, models and hardware are conditions: the verdict names the f
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -24,6 +23,8 @@ MOST_POINTS = 200_000
 """Points up to which a verdict is made: the table is read into memory."""
 MOST_NAMED = 4
 """Conditions, choices or ties listed in a sentence."""
+MOST_DOCUMENTED = 100
+"""Conditions in the JSON document of a verdict."""
 DEVICES = ("tensor_parallel", "units")
 """Keys of [cost] and [cluster] that are choices; the other keys are conditions."""
 LOAD = {"batching": "continuous", "sequences": 1, "lengths": None}
@@ -97,6 +98,85 @@ class Answer:
         return found
 
 
+class _Conditions(Sequence[Mapping[str, Any]]):
+    """Conditions of points, by name: those in the tables of a point's method, and the values of the axes that are conditions."""
+
+    def __init__(self, methods: Sequence[Mapping[str, Any]], axes: Sequence[tuple[str, Sequence[Any]]], where: np.ndarray) -> None:
+        self.methods, self.axes, self.where = methods, axes, where
+        self.names = [*methods[0], *(name for name, _ in axes)]
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def __getitem__(self, index: Any) -> Any:
+        method, *values = self.where[index].tolist()
+        return {**self.methods[method], **{name: axis[value] for (name, axis), value in zip(self.axes, values, strict=True)}}
+
+    def values(self, name: str) -> list[Any]:
+        """Value of one key in each condition."""
+        for number, (axis, values) in enumerate(self.axes, 1):
+            if axis == name:
+                return [values[index] for index in self.where[:, number].tolist()]
+        return [self.methods[method].get(name) for method in self.where[:, 0].tolist()]
+
+    def taken(self, indices: np.ndarray) -> _Conditions:
+        """The conditions with these indices."""
+        return _Conditions(self.methods, self.axes, self.where[indices])
+
+
+class Answers(Sequence[Answer]):
+    """The verdict under each condition, made from columns when it is asked for.
+
+    Parameters
+    ----------
+    columns
+        A row per condition: `plain` (name of plain decoding), and the fastest choice's `label`, `speedup`, `low`, `high` and
+        `exact`, null where only plain decoding was run; `first` and `last` are the range of its choices in `choices`.
+    choices
+        Of each condition the fastest choice, those tied with it (`tied`), and the fastest other exact one, in this order of speed.
+    at
+        The conditions.
+    """
+
+    def __init__(self, columns: pl.DataFrame, choices: pl.DataFrame, at: _Conditions) -> None:
+        self.columns, self.choices, self.at = columns, choices, at
+
+    def __len__(self) -> int:
+        return self.columns.height
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        row = self.columns.row(index, named=True)
+        return self._answer(index, row, [] if row["label"] is None else self.choices[row["first"] : row["last"]].to_dicts())
+
+    def __iter__(self) -> Iterator[Answer]:
+        choices = self.choices.to_dicts()
+        for index, row in enumerate(self.columns.iter_rows(named=True)):
+            yield self._answer(index, row, [] if row["label"] is None else choices[row["first"] : row["last"]])
+
+    def _answer(self, index: int, row: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> Answer:
+        if not own:
+            return Answer(self.at[index], row["plain"], None)
+        best, others = _choice(own[0]), own[1:]
+        ties = tuple(_choice(each) for each in others if each["tied"])
+        exact = None if best.exact else next((_choice(each) for each in others if each["exact"]), None)
+        return Answer(self.at[index], row["plain"], best, ties, exact)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def wins(self) -> list[str]:
+        """Name of the fastest under each condition; see `Answer.wins`."""
+        beaten, ahead = pl.col("label").is_null() | (pl.col("high") < 1), pl.col("low") > 1
+        tied = pl.format("{} or {}", "label", "plain")
+        wins = pl.when(beaten).then("plain").when(ahead).then("label").otherwise(tied)
+        return self.columns.select(wins.alias("wins")).to_series().to_list()
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict as a sentence and as data.
@@ -112,98 +192,90 @@ class Verdict:
     """
 
     text: str
-    answers: tuple[Answer, ...] = field(default=())
+    answers: Answers | tuple[()] = ()
     kernels_only: bool | None = None
 
     def document(self) -> dict[str, Any]:
         """Return a JSON object: the best choice, if all conditions have the same, and the verdict under each condition."""
-        each = [answer.document() for answer in self.answers]
-        wins = {answer.wins for answer in self.answers}
-        one = each[0] if len(each) == 1 else {}
+        each = [answer.document() for answer in self.answers[:MOST_DOCUMENTED]]
+        wins = {*self.answers.wins} if self.answers else set()
+        one = each[0] if len(self.answers) == 1 else {}
         best = one.get("best") if one else next(iter(wins)) if len(wins) == 1 else None
         found = {"text": self.text, "best": best, **{name: one.get(name) for name in ("speedup", "low", "high")}}
-        return found | {"over": _over(self.answers) if each else None, "kernels_only": self.kernels_only, "conditions": each[:100]}
+        over = _over(self.answers) if self.answers else None
+        return found | {"over": over, "kernels_only": self.kernels_only, "conditions": each}
 
 
 def of(table: pl.LazyFrame | pl.DataFrame, tables: Mapping[str, Any]) -> Verdict:
     """Return the verdict on a table of results; `tables` is the scenario, whose grid has the table's points."""
-    silent: list[str] = []
-    rows = _rows(table.lazy(), silent)
-    if rows is None:
+    compared = _compared(table.lazy())
+    if compared is None:
         return Verdict(f"No verdict: there are more than {MOST_POINTS:,} points; sweep fewer")
-    if not rows:
+    points, silent = compared
+    if not points.height:
         return Verdict("No verdict: no view has a speed-up; use --view events")
-    placed = _placed(rows, dict(tables))
-    kernels = _kernels_only(rows)
+    kernels = _kernels_only(points)
     unit = "device" if kernels is not None else "unit"
-    several = unit if len({row["held"] for row in rows}) > 1 else ""
-    answers = []
-    for _, own in itertools.groupby(sorted(placed, key=lambda point: point.key), key=lambda point: point.key):
-        answers.append(_answer([*own], several))
+    answers = _answers(_placed(points, dict(tables)), unit if points["held"].n_unique() > 1 else "")
     text = _of_one(answers[0]) + _load(tables) if len(answers) == 1 else _of_several(answers)
-    text += _left_out(silent) + _closing(rows, answers, kernels)
-    return Verdict(text[0].upper() + text[1:], tuple(answers), kernels)
+    text += _left_out(silent) + _closing(points, answers, kernels)
+    return Verdict(text[0].upper() + text[1:], answers, kernels)
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------------
+# --- points -------------------------------------------------------------------------------------------------------------
 
 
 def _left_out(silent: Sequence[str]) -> str:
     """Closing words on methods that are in the tables without a value."""
-    return f"; some points have no value in these views and are not compared: {', '.join(dict.fromkeys(silent))}" if silent else ""
+    return f"; some points have no value in these views and are not compared: {', '.join(silent)}" if silent else ""
 
 
-def _rows(table: pl.LazyFrame, silent: list[str] | None = None) -> list[dict[str, Any]] | None:
+_COLUMNS = {
+    "point": pl.Int64, "view": pl.String, "method": pl.String, "speedup": pl.Float64,
+    **{f"speedup_{end}": pl.Float64 for end in ("low", "high", "input_low", "input_high")}, "tpot_ms": pl.Float64,
+    "tpot_layers": pl.Float64, "exact": pl.Boolean, "agreement": pl.Float64, "reserved_units": pl.Float64,
+    "tensor_parallel": pl.Int64, "contended": pl.Boolean, "cost_missing": pl.String, "cost_source": pl.String,
+}  # fmt: skip
+"""Columns of results that a verdict uses; one that is missing has no values."""
+
+
+def _compared(table: pl.LazyFrame) -> tuple[pl.DataFrame, list[str]] | None:
     """One row per point, from the first view that has a value and models waiting where there is any; None for too many points.
 
-    Methods of points without a value are appended to `silent`.
+    Second, the methods of points without a value. Rows have the time per token [-, compared only within a condition], the tensor
+    parallel size and the units held.
     """
-    if table.select(pl.col("point").n_unique()).collect(engine="streaming").item() > MOST_POINTS:
-        return None
+    if table.select(pl.len()).collect().item() > MOST_POINTS:  # a point has a row per view
+        if table.select(pl.len()).collect().item() > MOST_POINTS * len(VIEWS):
+            return None
+        if table.select(pl.col("point").n_unique()).collect(engine="streaming").item() > MOST_POINTS:
+            return None
     names = table.collect_schema().names()
-    wanted = {
-        "point", "view", "method", "speedup", *(f"speedup_{end}" for end in ("low", "high", "input_low", "input_high")), "tpot_ms",
-        "tpot_layers", "exact", "agreement", "reserved_units", "tensor_parallel", "contended", "cost_missing", "cost_source",
-    }  # fmt: skip
-    chosen = table.select([name for name in names if name in wanted]).collect()
-    found: dict[int, dict[str, Any]] = {}
-    rows = sorted(chosen.to_dicts(), key=lambda row: (row["point"], VIEWS.index(row["view"])))
-    for row in rows:
-        blind = row.get("contended") and row["view"] != "events"
-        if row["point"] not in found and not blind and _number(row.get("speedup")) and row["speedup"] > 0:
-            found[row["point"]] = row
-    if silent is not None:
-        silent += [row["method"] for row in rows if row["point"] not in found]
-    timed = [name for name in ("tpot_ms", "tpot_layers") if all(_number(row.get(name)) for row in found.values())]
-    for row in found.values():
-        row["time"] = row[timed[0]] if timed else 1 / row["speedup"]
-        row["tensor_parallel"] = int(row.get("tensor_parallel") or 1)
-        row["held"] = int(row.get("reserved_units") or row["tensor_parallel"])
-    return [*found.values()]
+    columns = [(pl.col(name) if name in names else pl.lit(None)).cast(kind).alias(name) for name, kind in _COLUMNS.items()]
+    order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
+    rows = table.select(columns).collect().sort("point", order, maintain_order=True)
+    blind = pl.col("contended").fill_null(False) & (pl.col("view") != "events")
+    valued = pl.col("speedup").is_finite().fill_null(False) & (pl.col("speedup") > 0) & ~blind
+    points = rows.filter(valued).unique("point", keep="first", maintain_order=True)
+    silent = rows.join(points, "point", how="anti", maintain_order="left")["method"].unique(maintain_order=True).to_list()
+    timed = [name for name in ("tpot_ms", "tpot_layers") if points[name].is_finite().fill_null(False).all()]
+    tensor_parallel, held = (pl.when(pl.col(name) != 0).then(pl.col(name)) for name in ("tensor_parallel", "reserved_units"))
+    points = points.with_columns(tensor_parallel.fill_null(1), time=pl.col(timed[0]) if timed else 1 / pl.col("speedup"))
+    return points.with_columns(held=pl.coalesce(held.cast(pl.Int64), "tensor_parallel")), silent
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _placed(points: pl.DataFrame, tables: dict[str, Any]) -> tuple[pl.DataFrame, _Conditions]:
+    """Assign each point its condition and choice, from the axes of the grid and the tables of its methods.
 
-
-class _Point(NamedTuple):
-    """A row with its condition (as a sort key, and by name), the label of its choice, and the number of its method."""
-
-    key: tuple[int, ...]
-    at: Mapping[str, Any]
-    label: str
-    method: int
-    row: Mapping[str, Any]
-
-
-def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Point]:
-    """Assign each row its condition and choice, from the axes of the grid and the tables of its methods."""
+    Columns `condition` (a number in the order of the conditions), `label` and `choice` (a number in the order of the labels) are
+    added. Second, the conditions of the points.
+    """
     grid = Grid(tables, check=False)
     own = scenario_file.method_tables(grid.base)
     names = {table.get("name") for table in own}
-    axes = [(axis, axis.path.rpartition(".")[2], _chosen(axis.path, names)) for axis in grid.axes]
+    chosen = [_chosen(axis.path, names) for axis in grid.axes]
     signed = [_conditions(tables, table) for table in own]
-    swept = {last for _, last, _ in axes}
+    swept = {axis.path.rpartition(".")[2] for axis in grid.axes}
     shared = [key for key in signed[0] if key not in swept and all(key in each for each in signed)]
     varying = [key for key in shared if len({repr(each[key]) for each in signed}) > 1]
     for spare in ("batching", "lengths"):  # a key that follows from the other keys is not named
@@ -211,27 +283,51 @@ def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Poi
         if len(_signatures(signed, rest)) == len(_signatures(signed, varying)):
             varying = rest
     signatures = [*_signatures(signed, varying)]
-    where = np.array(np.unravel_index([row["point"] for row in rows], grid.shape)).T.tolist()
-    found = []
-    for row, (index, *values) in zip(rows, where, strict=True):
-        table, at = dict(own[index]), {key: signed[index][key] for key in varying}
-        key = [signatures.index(_signature(signed[index], varying))]
-        for (axis, last, chosen), value in zip(axes, values, strict=True):
-            if chosen:
-                meant = axis.path.split(".")[1]  # a method by its name, or a parameter of all
-                table |= {last: axis.values[value]} if meant not in names or meant == table.get("name") else {}
-            elif len(axis.values) > 1:
-                key.append(value)
-                at[last if last not in at else axis.path] = axis.values[value]
-        found.append(_Point(tuple(key), at, _label(table), index, row))
+    signature = np.array([signatures.index(_signature(each, varying)) for each in signed])
+    method, *where = (np.asarray(index) for index in np.unravel_index(points["point"].to_numpy(), grid.shape))
+    conditions = [number for number, axis in enumerate(grid.axes) if not chosen[number] and len(axis.values) > 1]
+    condition = _numbered([signature[method], *(where[number] for number in conditions)])
+    named: dict[str, Sequence[Any]] = {}
+    for number in conditions:
+        path = grid.axes[number].path
+        last = path.rpartition(".")[2]
+        named[last if last not in named and last not in varying else path] = grid.axes[number].values
+    met = _Conditions(
+        [{key: each[key] for key in varying} for each in signed], [*named.items()],
+        np.stack([method, *(where[number] for number in conditions)], axis=1),
+    )  # fmt: skip
+    choices = [number for number in range(len(grid.axes)) if chosen[number]]
+    choice = _numbered([method, *(where[number] for number in choices)])
+    firsts = np.unique(choice, return_index=True)[1].tolist()
+    labels = []
+    for index in firsts:  # by the number of the choice
+        table = dict(own[method[index]])
+        for number in choices:
+            meant, last = grid.axes[number].path.split(".")[1], grid.axes[number].path.rpartition(".")[2]
+            if meant not in names or meant == table.get("name"):  # a method by its name, or a parameter of all
+                table[last] = grid.axes[number].values[int(where[number][index])]
+        labels.append(_label(table))
+    placed = points.with_columns(condition=pl.Series(condition), method_number=pl.Series(method))
+    placed = placed.with_columns(label=pl.Series(labels, dtype=pl.String).gather(pl.Series(choice)))
     # Methods that differ only in their own outcomes or costs have the same label: their number distinguishes them.
-    using: dict[tuple[Any, str], set[int]] = {}
-    for point in found:
-        using.setdefault((point.key, point.label), set()).add(point.method)
-    return [
-        point if len(using[point.key, point.label]) == 1 else point._replace(label=f"{point.label} (method {point.method + 1})")
-        for point in found
-    ]
+    if len(set(zip(labels, method[firsts].tolist(), strict=True))) > len(set(labels)):
+        several = pl.col("method_number").n_unique().over("condition", "label") > 1
+        numbered = pl.format("{} (method {})", "label", pl.col("method_number") + 1)
+        placed = placed.with_columns(label=pl.when(several).then(numbered).otherwise("label"))
+    return placed, met
+
+
+def _numbered(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Number of each combination of whole numbers, in their order: 0, 1, ...
+
+    >>> _numbered([np.array([1, 0, 1]), np.array([7, 3, 2])]).tolist()
+    [2, 0, 1]
+    """
+    found = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:  # renumbered each time, so that products stay small
+        values = np.unique(column, return_inverse=True)[1]
+        found = np.unique(found * (int(values.max()) + 1) + values, return_inverse=True)[1]
+    return found
 
 
 def _signature(conditions: Mapping[str, Any], keys: Iterable[str]) -> str:
@@ -282,59 +378,81 @@ def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# --- one condition ------------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------------------
 
 
-def _answer(group: Sequence[_Point], unit: str) -> Answer:
-    """Return the fastest choice under a condition, by time: the time of plain decoding depends on the number of devices.
+def _choice(row: Mapping[str, Any]) -> Choice:
+    return Choice(*(row[field.name] for field in fields(Choice)))
+
+
+def _answers(placed: tuple[pl.DataFrame, _Conditions], unit: str) -> Answers:
+    """Find the fastest choice under each condition, by time: the time of plain decoding depends on the number of devices.
 
     `unit` names what a choice reserves, "device" or "unit"; empty where all choices reserve the same number.
     """
-    at, alike = group[0].at, True
-    plain: dict[int, float] = {}
-    for row in (point.row for point in group):
-        time = plain.setdefault(row["tensor_parallel"], row["time"] * row["speedup"])
-        alike &= math.isclose(time, row["time"] * row["speedup"], rel_tol=1e-6)
-    if not alike:  # methods have separate costs in different units of time: only speed-ups can be compared
-        plain = {1: 1.0}
-    quickest = min(plain, key=lambda tensor_parallel: (plain[tensor_parallel], tensor_parallel))
-    name = PLAIN + (f" on {_count(quickest, 'device')}" if len(plain) > 1 else "")
-    choices: dict[str, Choice] = {}
-    for _, _, label, _, row in group:
-        if row["method"] == registry.PLAIN:
-            continue
-        where = f" on {_count(row['held'], unit)}" if unit else ""
-        made = _choice(label + where, row, plain[quickest] / plain[row["tensor_parallel"]] if alike else 1.0)
-        if made.label not in choices or made.speedup > choices[made.label].speedup:
-            choices[made.label] = made
-    ordered = sorted(choices.values(), key=lambda each: (-each.speedup, each.label))
-    if not ordered:
-        return Answer(at, name, None)
-    best = ordered[0]
-    near = [each for each in ordered[1:] if each.speedup >= best.low * (1 - 1e-9) and best.speedup <= each.high * (1 + 1e-9)]
-    exact = None if best.exact else next((each for each in ordered if each.exact), None)
-    return Answer(at, name, best, tuple(near), exact)
-
-
-def _choice(label: str, row: Mapping[str, Any], factor: float) -> Choice:
-    """Return the choice of a row, with its speed-up and bounds multiplied by `factor`.
-
-    `factor` is the time of the fastest plain decoding over that of plain decoding on the row's devices.
-    """
-    known = {kind: [row.get(f"speedup_{end}") for end in ends] for kind, ends in _BOUNDS.items()}
-    if row["view"] == "formula":
-        known.pop("sampling")
-    found = {kind: [each for each in ends if _number(each)] for kind, ends in known.items()}
-    kind = next((kind for kind in ("inputs", "sampling") if found.get(kind)), "")
-    every = [row["speedup"], *(each for ends in found.values() for each in ends)]
-    agreement = row.get("agreement")
-    return Choice(
-        label, row["speedup"] * factor, min(every) * factor, max(every) * factor, row.get("exact") is not False, agreement, kind,
-        row.get("point"),
+    points, met = placed
+    points = points.with_row_index("row").with_columns(plain_time=pl.col("time") * pl.col("speedup"))
+    first = pl.col("plain_time").first().over("condition", "tensor_parallel")
+    apart = (pl.col("plain_time") - first).abs() > 1e-6 * pl.max_horizontal(pl.col("plain_time").abs(), first.abs())
+    points = points.with_columns(first=first, alike=(~apart).all().over("condition"))
+    # Where times of plain decoding differ on the same devices, methods have separate costs in different units of time: only
+    # speed-ups can be compared.
+    plain = points.select(
+        "condition", "row", "alike", tensor_parallel=pl.when("alike").then("tensor_parallel").otherwise(1),
+        quickest=pl.when("alike").then("first").otherwise(1.0),
     )  # fmt: skip
+    devices = pl.col("tensor_parallel").n_unique() > 1
+    at = plain.sort("condition", "quickest", "tensor_parallel").group_by("condition", maintain_order=True).agg(
+        pl.col("row").min(), pl.col("quickest").first(), pl.col("tensor_parallel").first(), several=devices,
+    )  # fmt: skip
+    points = points.join(at.select("condition", "quickest"), on="condition", how="left", maintain_order="left")
+    names = {count: f"{PLAIN} on {_count(count, 'device')}" for count in at["tensor_parallel"].unique()}
+    name = pl.col("tensor_parallel").replace_strict(names, return_dtype=pl.String)
+    at = at.with_columns(plain=pl.when("several").then(name).otherwise(pl.lit(PLAIN)))
+    choices = _choices(points.filter(pl.col("method") != registry.PLAIN), unit)
+    last = choices.group_by("condition", maintain_order=True).agg(
+        *(pl.col(name).first() for name in ("label", "speedup", "low", "high", "exact")), last=pl.len()
+    )
+    last = last.with_columns(pl.col("last").cum_sum(), first=pl.col("last").cum_sum() - pl.col("last"))
+    columns = at.select("condition", "row", "plain").join(last, on="condition", how="left", maintain_order="left")
+    return Answers(columns.drop("row"), choices, met.taken(columns["row"].to_numpy()))
 
 
 _BOUNDS = {"sampling": ("low", "high"), "inputs": ("input_low", "input_high")}
+
+
+def _choices(points: pl.DataFrame, unit: str) -> pl.DataFrame:
+    """Choices that an answer names, in the columns of `Choice`, by condition and from the fastest on: see `Answers`.
+
+    Of several points of a choice the fastest counts. Speed-ups and bounds are multiplied by the time of the fastest plain decoding
+    over that of plain decoding on the same devices.
+    """
+    sampled = pl.col("view") != "formula"  # the sampling interval does not apply to a closed form
+    known = {}
+    for kind, ends in _BOUNDS.items():
+        bounds = [f"speedup_{end}" for end in ends]
+        known[kind] = [pl.when(pl.col(name).is_finite() & (sampled | (kind == "inputs"))).then(name) for name in bounds]
+    some = {kind: pl.any_horizontal(*(end.is_not_null() for end in ends)) for kind, ends in known.items()}
+    every = [pl.col("speedup"), *itertools.chain(*known.values())]
+    factor = pl.when("alike").then(pl.col("quickest") / pl.col("first")).otherwise(1.0)
+    if unit:
+        held = {count: f" on {_count(count, unit)}" for count in points["held"].unique()}
+        where = pl.col("held").replace_strict(held, return_dtype=pl.String)
+        points = points.with_columns(label=pl.col("label") + where) if points.height else points
+    choices = points.select(
+        "condition", "label", (pl.col("speedup") * factor).alias("speedup"), low=pl.min_horizontal(every) * factor,
+        high=pl.max_horizontal(every) * factor, exact=pl.col("exact").fill_null(True), agreement="agreement",
+        interval=pl.when(some["inputs"]).then(pl.lit("inputs")).when(some["sampling"]).then(pl.lit("sampling")).otherwise(pl.lit("")),
+        point="point",
+    )  # fmt: skip
+    ordered = choices.sort("condition", "speedup", "label", descending=[False, True, False], maintain_order=True)
+    ordered = ordered.unique(["condition", "label"], keep="first", maintain_order=True)
+    best = {name: pl.col(name).first().over("condition") for name in ("speedup", "low")}
+    tied = (pl.col("speedup") >= best["low"] * (1 - 1e-9)) & (best["speedup"] <= pl.col("high") * (1 + 1e-9))
+    place, exact = pl.int_range(pl.len()).over("condition"), pl.col("exact") & (pl.col("place") > 0)
+    ordered = ordered.with_columns(tied=tied, place=place)
+    ordered = ordered.with_columns(exacts=exact.cast(pl.Int64).cum_sum().over("condition"))
+    return ordered.filter((pl.col("place") == 0) | "tied" | (exact & (pl.col("exacts") == 1))).drop("place", "exacts")
 
 
 def _count(count: int, unit: str) -> str:
@@ -365,69 +483,83 @@ def _lossy(answer: Answer) -> str:
     return f"; not exact, its output differs from the target's ({agreement}){other}"
 
 
-def _listed(words: Sequence[str]) -> str:
-    more = [f"{len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
+def _listed(words: Sequence[str], count: int | None = None) -> str:
+    """The first words, and the number of the others; `count` is the number of all."""
+    count = len(words) if count is None else count
+    more = [f"{count - MOST_NAMED} more"] if count > MOST_NAMED else []
     return ", ".join([*words[:MOST_NAMED], *more])
 
 
-def _over(answers: Iterable[Answer]) -> str:
+def _over(answers: Answers) -> str:
     """Baseline of the speed-ups: where choices differ in their devices, plain decoding on the fastest number of them."""
-    return BASELINE if all(answer.plain == PLAIN for answer in answers) else FASTEST_BASELINE
+    return BASELINE if (answers.columns["plain"] == PLAIN).all() else FASTEST_BASELINE
 
 
 # --- several conditions -------------------------------------------------------------------------------------------------
 
 
-def _of_several(answers: Sequence[Answer]) -> str:
+def _of_several(answers: Answers) -> str:
     """Sentence for several conditions: listed in runs with the same winner, or the winners counted."""
-    axes = [*dict.fromkeys(key for answer in answers for key in answer.at)]
+    axes = answers.at.names
     if len(axes) == 1:
         runs = _runs(answers, axes[0])
         if len(runs) <= MOST_NAMED:
-            winners = "; ".join(f"{where}: {_won(own)}" for where, own in runs)
+            winners = "; ".join(f"{where}: {_won(answers, own)}" for where, own in runs)
             return f"fastest by {axes[0]}, over {_over(answers)}: {winners}{_some_lossy(answers)}"
-    counted = Counter(answer.wins for answer in answers)
+    own = _by_winner(answers)
     where = f"conditions ({' x '.join(axes)}), over {_over(answers)}"
-    if len(counted) == 1:
-        return f"fastest in all {len(answers)} {where}: {_won(answers)}{_some_lossy(answers)}"
-    winners = _listed([f"{_won([a for a in answers if a.wins == wins])} in {count}" for wins, count in counted.most_common()])
+    if len(own) == 1:
+        return f"fastest in all {len(answers)} {where}: {_won(answers, *own.values())}{_some_lossy(answers)}"
+    counted = sorted(own.values(), key=len, reverse=True)
+    winners = _listed([f"{_won(answers, each)} in {len(each)}" for each in counted[:MOST_NAMED]], len(counted))
     return f"fastest in {len(answers)} {where}: {winners}{_some_lossy(answers)}"
 
 
-def _runs(answers: Sequence[Answer], axis: str) -> list[tuple[str, list[Answer]]]:
+def _by_winner(answers: Answers) -> dict[str, list[int]]:
+    """Conditions by their fastest choice, in order of appearance."""
+    own: dict[str, list[int]] = {}
+    for index, wins in enumerate(answers.wins):
+        own.setdefault(wins, []).append(index)
+    return own
+
+
+def _runs(answers: Answers, axis: str) -> list[tuple[str, list[int]]]:
     """Group conditions by their fastest choice: neighbouring values of a numeric axis, any values of a named one."""
-    values = [answer.at.get(axis) for answer in answers]
+    values = answers.at.values(axis)
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        won: dict[str, list[Answer]] = {}
-        for answer in answers:
-            won.setdefault(answer.wins, []).append(answer)
-        return [(", ".join(_plain(each.at.get(axis)) for each in own), own) for own in won.values()]
-    ordered = sorted(answers, key=lambda answer: float(answer.at[axis]))
-    runs = [[*own] for _, own in itertools.groupby(ordered, key=lambda answer: answer.wins)]
-    return [(" to ".join(dict.fromkeys(_plain(each.at[axis]) for each in (own[0], own[-1]))), own) for own in runs]
+        return [(", ".join(_plain(values[index]) for index in own), own) for own in _by_winner(answers).values()]
+    ordered = sorted(range(len(values)), key=lambda index: float(values[index]))
+    runs = [[*own] for _, own in itertools.groupby(ordered, key=lambda index: answers.wins[index])]
+    return [(" to ".join(dict.fromkeys(_plain(values[index]) for index in (own[0], own[-1]))), own) for own in runs]
 
 
-def _won(own: Sequence[Answer]) -> str:
+def _won(answers: Answers, own: Sequence[int]) -> str:
     """Name of the fastest under these conditions, with the range of its speed-up."""
-    speeds = [answer.best.speedup for answer in own if answer.best is not None]
-    if not speeds:
-        return own[0].wins
-    ends = " to ".join(dict.fromkeys(f"{speed:.2f}x" for speed in (min(speeds), max(speeds))))
-    beaten = all(answer.best is not None and answer.best.high < 1 for answer in own)
-    return f"{own[0].wins} (best other choice {ends})" if beaten else f"{own[0].wins} ({ends})"
+    columns, wins = answers.columns[own], answers.wins[own[0]]
+    speeds = columns["speedup"].drop_nulls()
+    if not speeds.len():
+        return wins
+    ends = " to ".join(dict.fromkeys(f"{speed:.2f}x" for speed in (speeds.min(), speeds.max())))
+    beaten = bool((columns["high"] < 1).fill_null(False).all())
+    return f"{wins} (best other choice {ends})" if beaten else f"{wins} ({ends})"
 
 
-def _some_lossy(answers: Iterable[Answer]) -> str:
-    lossy = sorted({answer.best.label.partition(",")[0] for answer in answers if answer.best is not None and not answer.best.exact})
+def _some_lossy(answers: Answers) -> str:
+    lossy = sorted({label.partition(",")[0] for label in answers.columns.filter(~pl.col("exact"))["label"].unique()})
     return f"; not exact, output differs from the target's: {', '.join(lossy)}" if lossy else ""
 
 
 # --- closing ------------------------------------------------------------------------------------------------------------
 
 
-def _kernels_only(rows: Sequence[Mapping[str, Any]]) -> bool | None:
-    real = [row for row in rows if row.get("cost_source") is not None]
-    return any("step" in (row.get("cost_missing") or "").split(", ") for row in real) if real else None
+def _missing(points: pl.DataFrame) -> set[str]:
+    """Costs that are not measured at some of the points."""
+    return {part for each in points["cost_missing"].drop_nulls().unique() for part in each.split(", ")}
+
+
+def _kernels_only(points: pl.DataFrame) -> bool | None:
+    real = points.filter(pl.col("cost_source").is_not_null())
+    return "step" in _missing(real) if real.height else None
 
 
 def _load(tables: Mapping[str, Any]) -> str:
@@ -438,13 +570,12 @@ def _load(tables: Mapping[str, Any]) -> str:
     return f"; sequences = {known['sequences']}" if known["sequences"] != 1 else ""
 
 
-def _closing(rows: Sequence[Mapping[str, Any]], answers: Sequence[Answer], kernels: bool | None) -> str:
+def _closing(points: pl.DataFrame, answers: Answers, kernels: bool | None) -> str:
     """Closing words on the costs: layer-times, or what a measured time does not include."""
-    if all(answer.best is None for answer in answers):
+    if not answers.columns["label"].count():
         return ""
     if kernels:
         return f"; {KERNELS_ONLY}"
     if kernels is None:
         return "; costs are in layer-times"
-    drafts = any("draft_step" in (row.get("cost_missing") or "").split(", ") for row in rows)
-    return "; the engine's overhead of draft passes is not included" if drafts else ""
+    return "; the engine's overhead of draft passes is not included" if "draft_step" in _missing(points) else ""
