@@ -162,15 +162,16 @@ def run(
     assert report.out is not None
     try:
         drawn = drawing.of_run(report.out, frame) if figures else []
-        reports.summarise(report, frame, drawn)
+        found = reports.findings(report)
+        document = reports.summarise(report, frame, drawn, found)
     except OSError as error:
         remedy = f"the tables in {report.out} are complete; draw the figures with `sim plot {report.out}`"
         print(f"error: {error.strerror or error} ({error.filename or report.out}); {remedy}", file=sys.stderr)
         raise typer.Exit(1) from None
     if as_json:
-        print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
+        print(document)
     else:
-        reports.show(report, frame, drawn, asked=columns)
+        reports.show(report, frame, drawn, asked=columns, found=found)
     if report.failed or report.disagreements:
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 from rich import box
@@ -18,15 +18,16 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from model.base import checks, strict_json
+from model.base import checks
 from model.base.checks import ParameterError
 from model.base.whole_files import write_text
 from model.methods.registry import algorithm
 from model.outcomes.intervals import EIGHTY_OVER_MEDIAN
 from model.outcomes.outcome_kinds import KINDS
 from model.published.paper_notes import NOTES, Note
-from sim.runs import verdict
+from sim.runs import json_rows, verdict
 from sim.runs.sweep import Report
+from sim.runs.verdict import Verdict
 from sim.scenarios.scenario_file import cost_source, method_tables
 from sim.views import agreement, metrics
 
@@ -61,13 +62,28 @@ _RATES = tuple(dict.fromkeys(kind.rate for kind in KINDS.values()))
 VIEWS = ("formula", "paths", "events")
 
 
-def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
-    """Write the printed report into the run's directory: summary.txt, and summary.json for programs."""
+class Findings(NamedTuple):
+    """What a report says of the whole table of results; computed once for all outputs of a run."""
+
+    verdict: Verdict
+    notes: list[str]
+
+
+def findings(report: Report) -> Findings:
+    """Compute the verdict and the notes of a run."""
+    table = report.table()
+    return Findings(verdict.of(table, report.tables), notes(table, report.tables))
+
+
+def summarise(report: Report, frame: pl.DataFrame, figures: list[Path], found: Findings | None = None) -> str:
+    """Write the printed report into the run's directory: summary.txt, and summary.json for programs. Return the JSON text."""
     assert report.out is not None
-    text = io.StringIO()
-    show(report, frame, figures, Console(file=text, width=WIDE, highlight=False))
+    found = found or findings(report)
+    text, content = io.StringIO(), document(report, frame, figures, found)
+    show(report, frame, figures, Console(file=text, width=WIDE, highlight=False), found=found)
     write_text(report.out / "summary.txt", text.getvalue())
-    write_text(report.out / "summary.json", strict_json.dumps(document(report, frame, figures), indent=2) + "\n")
+    write_text(report.out / "summary.json", content + "\n")
+    return content
 
 
 KNOWN_COLUMNS = tuple(dict.fromkeys((
@@ -95,17 +111,19 @@ def columns(asked: str | None, frame: pl.DataFrame) -> list[str]:
 
 
 def show(
-    report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None, asked: str | None = None
+    report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None, asked: str | None = None,
+    found: Findings | None = None,
 ) -> None:
     """Print the result of a run to stdout, the verdict first; one table if it fits the width, else several.
 
     The width is that of the terminal, or `COLUMNS`; without either, 148 characters. `asked` are the names of columns with commas
-    between, or `all`.
+    between, or `all`. `found` is computed if it is not given.
     """
+    found = found or findings(report)
     if console is None:
         console = Console(highlight=False)
         console = console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE, highlight=False)
-    console.print(verdict.of(report.table(), report.tables).text, soft_wrap=True, markup=False)
+    console.print(found.verdict.text, soft_wrap=True, markup=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = with_method_labels(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
@@ -125,14 +143,14 @@ def show(
     hidden = report.rows - shown.height
     if hidden:
         console.print(f"... and {hidden:,} more rows in the table of results")
-    for line in notes(report.table(), report.tables):
+    for line in found.notes:
         console.print(line, markup=False)
     for row in report.failed[:10]:
         console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {escape(row['error'])}")
     if len(report.failed) > 10:
         console.print(f"... and {len(report.failed) - 10} more in failed.json")
-    for found in report.disagreements[:10]:
-        console.print(f"[red]views disagree[/red]: {escape(agreement.describe(found))}")
+    for each in report.disagreements[:10]:
+        console.print(f"[red]views disagree[/red]: {escape(agreement.describe(each))}")
     if report.disagreements:
         more = f"; {len(report.disagreements) - 10} more are in disagreements.json" if len(report.disagreements) > 10 else ""
         console.print(f"a disagreement between views is a bug in the program, please report it; all results are kept{more}")
@@ -355,13 +373,13 @@ def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:
     return table.select(expression).collect(engine="streaming").item()
 
 
-def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[str, Any]:
+def document(report: Report, frame: pl.DataFrame, figures: list[Path], found: Findings | None = None) -> str:
     """Return the report as one JSON document."""
-    rows = frame.head(MOST_LISTED).to_dicts()
-    return {
+    found, rows = found or findings(report), frame.head(MOST_LISTED)
+    return json_rows.document({
         "kind": "run", "scenario": report.tables["scenario"]["name"], "out": str(report.out),
-        "verdict": verdict.of(report.table(), report.tables).document(), "rows": report.rows, "results": rows,
-        "truncated": report.rows > len(rows), "failed": report.failed, "disagreements": report.disagreements,
-        "notes": notes(report.table(), report.tables),
+        "verdict": found.verdict.document(), "rows": report.rows, "results": rows,
+        "truncated": report.rows > rows.height, "failed": report.failed, "disagreements": report.disagreements,
+        "notes": found.notes,
         "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
-    }  # fmt: skip
+    })  # fmt: skip

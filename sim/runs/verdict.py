@@ -19,7 +19,7 @@ from model.methods import registry
 from sim.scenarios import scenario_file
 from sim.scenarios.grid import Grid
 
-MOST_POINTS = 200_000
+MOST_POINTS = 1_000_000
 """Points up to which a verdict is made: the table is read into memory."""
 MOST_NAMED = 4
 """Conditions, choices or ties listed in a sentence."""
@@ -245,11 +245,11 @@ def _compared(table: pl.LazyFrame) -> tuple[pl.DataFrame, list[str]] | None:
     Second, the methods of points without a value. Rows have the time per token [-, compared only within a condition], the tensor
     parallel size and the units held.
     """
-    if table.select(pl.len()).collect().item() > MOST_POINTS:  # a point has a row per view
-        if table.select(pl.len()).collect().item() > MOST_POINTS * len(VIEWS):
-            return None
-        if table.select(pl.col("point").n_unique()).collect(engine="streaming").item() > MOST_POINTS:
-            return None
+    height = table.select(pl.len()).collect().item()
+    if height > MOST_POINTS * len(VIEWS):  # a point has at most a row per view
+        return None
+    if height > MOST_POINTS and table.select(pl.col("point").n_unique()).collect(engine="streaming").item() > MOST_POINTS:
+        return None
     names = table.collect_schema().names()
     columns = [(pl.col(name) if name in names else pl.lit(None)).cast(kind).alias(name) for name, kind in _COLUMNS.items()]
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
@@ -392,19 +392,22 @@ def _answers(placed: tuple[pl.DataFrame, _Conditions], unit: str) -> Answers:
     """
     points, met = placed
     points = points.with_row_index("row").with_columns(plain_time=pl.col("time") * pl.col("speedup"))
-    first = pl.col("plain_time").first().over("condition", "tensor_parallel")
-    apart = (pl.col("plain_time") - first).abs() > 1e-6 * pl.max_horizontal(pl.col("plain_time").abs(), first.abs())
-    points = points.with_columns(first=first, alike=(~apart).all().over("condition"))
+    by = ["condition", "tensor_parallel"]
+    plain = points.group_by(by, maintain_order=True).agg(pl.col("row").min(), first=pl.col("plain_time").first())
+    points = points.join(plain.drop("row"), on=by, how="left", maintain_order="left")
+    apart = (pl.col("plain_time") - pl.col("first")).abs() > 1e-6 * pl.max_horizontal("plain_time", "first")
     # Where times of plain decoding differ on the same devices, methods have separate costs in different units of time: only
     # speed-ups can be compared.
-    plain = points.select(
-        "condition", "row", "alike", tensor_parallel=pl.when("alike").then("tensor_parallel").otherwise(1),
+    alike = ~pl.col("condition").is_in(points.filter(apart)["condition"].unique().implode())
+    points, plain = points.with_columns(alike=alike), plain.with_columns(alike=alike)
+    plain = plain.with_columns(
+        tensor_parallel=pl.when("alike").then("tensor_parallel").otherwise(1),
         quickest=pl.when("alike").then("first").otherwise(1.0),
-    )  # fmt: skip
-    devices = pl.col("tensor_parallel").n_unique() > 1
-    at = plain.sort("condition", "quickest", "tensor_parallel").group_by("condition", maintain_order=True).agg(
-        pl.col("row").min(), pl.col("quickest").first(), pl.col("tensor_parallel").first(), several=devices,
-    )  # fmt: skip
+    )
+    fastest = (pl.col(name).first() for name in ("quickest", "tensor_parallel", "alike"))
+    plain = plain.sort("condition", "quickest", "tensor_parallel")
+    at = plain.group_by("condition", maintain_order=True).agg(pl.col("row").min(), *fastest, sizes=pl.len())
+    at = at.with_columns(several=pl.col("alike") & (pl.col("sizes") > 1))
     points = points.join(at.select("condition", "quickest"), on="condition", how="left", maintain_order="left")
     names = {count: f"{PLAIN} on {_count(count, 'device')}" for count in at["tensor_parallel"].unique()}
     name = pl.col("tensor_parallel").replace_strict(names, return_dtype=pl.String)
@@ -447,12 +450,13 @@ def _choices(points: pl.DataFrame, unit: str) -> pl.DataFrame:
     )  # fmt: skip
     ordered = choices.sort("condition", "speedup", "label", descending=[False, True, False], maintain_order=True)
     ordered = ordered.unique(["condition", "label"], keep="first", maintain_order=True)
-    best = {name: pl.col(name).first().over("condition") for name in ("speedup", "low")}
+    # Rows are in the order of conditions: the best of each is its first row.
+    begins = (pl.col("condition") != pl.col("condition").shift()).fill_null(True)
+    best = {name: pl.when(begins).then(name).forward_fill() for name in ("speedup", "low")}
     tied = (pl.col("speedup") >= best["low"] * (1 - 1e-9)) & (best["speedup"] <= pl.col("high") * (1 + 1e-9))
-    place, exact = pl.int_range(pl.len()).over("condition"), pl.col("exact") & (pl.col("place") > 0)
-    ordered = ordered.with_columns(tied=tied, place=place)
-    ordered = ordered.with_columns(exacts=exact.cast(pl.Int64).cum_sum().over("condition"))
-    return ordered.filter((pl.col("place") == 0) | "tied" | (exact & (pl.col("exacts") == 1))).drop("place", "exacts")
+    ordered = ordered.with_row_index("row").with_columns(begins=begins, tied=tied)
+    exact = ordered.filter("exact", ~pl.col("begins")).unique("condition", keep="first", maintain_order=True)["row"]
+    return ordered.filter(pl.col("begins") | "tied" | pl.col("row").is_in(exact.implode())).drop("row", "begins")
 
 
 def _count(count: int, unit: str) -> str:

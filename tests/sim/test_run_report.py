@@ -171,12 +171,12 @@ def test_failed_points_and_disagreements_beyond_ten_are_counted(tmp_path: Path, 
 def test_json_document_equals_the_printed_report(tmp_path: Path) -> None:
     given = tables(PPD, views=("formula", "paths", "events"))
     made = sweep.run(given, out=tmp_path, jobs=1)
-    found = run_report.document(made, made.frame(), [Path("a.png")])
+    found = json.loads(run_report.document(made, made.frame(), [Path("a.png")]))
     assert (found["rows"], len(found["results"]), found["truncated"]) == (3, 3, False)
     assert found["figures"] == ["a.png"]
     assert found["shards"] == {"computed": made.computed, "resumed": 0}
     assert found["notes"] == run_report.notes(made.table(), made.tables)
-    assert run_report.document(made, made.frame().head(2), [])["truncated"]
+    assert json.loads(run_report.document(made, made.frame().head(2), []))["truncated"]
     assert made.frame(2).equals(made.frame().head(2))
     assert made.frame(2).height == 2 < made.frame().height
     run_report.summarise(made, made.frame(), [])
