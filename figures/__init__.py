@@ -73,31 +73,38 @@ Drawn = Iterator[tuple[str, "Figure"]]
 def of_run(folder: str | Path, table: pl.DataFrame | None = None, target: str | Path | None = None) -> list[Path]:
     """Draw the figures of a run from its stored tables (or from the rows of `table`) into `target`.
 
-    The default target is its subfolder `figures`. The trade-off, the speed-ups and the comparison are not drawn for more than 2,000
-    points, nor for methods without them. A line above each figure names the scenario, with the models, devices, batch and context
-    of its costs.
+    The default target is its subfolder `figures`. Of a run of more than 2,000 points about as many are drawn, evenly spaced on each
+    axis of its scenario; only their rows are read. A line above each figure names the scenario, with the models, devices, batch and
+    context of its costs, and the number of points where a part is drawn.
     """
     import polars as pl
 
-    from figures.common import subject
-    from figures.common.style import with_subject_line
+    from figures.common import drawn_points
 
     folder = Path(folder)
-    if table is None:
-        stored = folder / "results.parquet"
-        table = _stored(stored, {"point": int, "view": str, "method": str})
-        if (old := renamed_keys.old_column(table.columns)) is not None:
-            raise checks.ParameterError(f"{stored}: {old}; run the scenario again")
-        try:
-            return of_run(folder, table, target)
-        except (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, checks.ParameterError):
-                raise
-            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-            raise checks.ParameterError(f"{stored} is not a table that a run has written ({why}); run the scenario again") from None
-    about, drawn = subject.of_run(folder), folder / "figures" if target is None else Path(target)
+    if table is not None:
+        return _of_rows(folder, drawn_points.read(table.lazy(), folder, MOST_POINTS, MOST_ROWS), target)
+    stored = folder / "results.parquet"
+    rows = _stored(stored, {"point": int, "view": str, "method": str}, folder)
+    if (old := renamed_keys.old_column(rows.columns)) is not None:
+        raise checks.ParameterError(f"{stored}: {old}; run the scenario again")
+    try:
+        return _of_rows(folder, rows, target)
+    except (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, checks.ParameterError):
+            raise
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        raise checks.ParameterError(f"{stored} is not a table that a run has written ({why}); run the scenario again") from None
+
+
+def _of_rows(folder: Path, rows: pl.DataFrame, target: str | Path | None) -> list[Path]:
+    from figures.common import drawn_points, subject
+    from figures.common.style import with_subject_line
+
+    about = ", ".join(filter(None, (subject.of_run(folder), drawn_points.note(rows, folder, MOST_POINTS))))
+    drawn = folder / "figures" if target is None else Path(target)
     drawn.mkdir(exist_ok=True)
-    return [path for name, figure in _of_run(folder, table) for path in save(with_subject_line(figure, about), drawn / name)]
+    return [path for name, figure in _of_run(folder, rows) for path in save(with_subject_line(figure, about), drawn / name)]
 
 
 def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
@@ -155,12 +162,17 @@ def _columns_of_times(path: Path) -> list[str]:
 
 
 MOST_ROWS = 1_000_000
-"""Number of rows of a stored table that are read."""
+"""Rows that are read of a stored table at most."""
 
 
-def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
-    """Return the first rows of a run's stored table; refuse a table without these columns or with lists."""
+def _stored(path: Path, kinds: dict[str, Any], run: Path | None = None) -> pl.DataFrame:
+    """Return the first rows of a stored table, or of the results of `run` those of the points that are drawn.
+
+    A table without the columns of `kinds`, or with lists, is refused.
+    """
     import polars as pl
+
+    from figures.common import drawn_points
 
     try:
         bounded_files.check_regular(path)
@@ -168,7 +180,7 @@ def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
         for name, kind in found.collect_schema().items():
             if kind.is_nested():
                 raise checks.ParameterError(f"column {name} must hold one value in each row, got {kind}")
-        rows = found.head(MOST_ROWS).collect()
+        rows = found.head(MOST_ROWS).collect() if run is None else drawn_points.read(found, run, MOST_POINTS, MOST_ROWS)
         typed_values.check_columns(rows, kinds)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException, checks.ParameterError) as error:
         why = getattr(error, "strerror", None) or (str(error).splitlines() or ["damaged"])[0]

@@ -161,7 +161,8 @@ def run(
     frame = report.frame(reports.MOST_LISTED)
     assert report.out is not None
     try:
-        drawn = drawing.of_run(report.out, frame) if figures else []
+        whole = frame if frame.height == report.rows else None  # of a larger table, figures read the points that they draw
+        drawn = drawing.of_run(report.out, whole) if figures else []
         found = reports.findings(report)
         document = reports.summarise(report, frame, drawn, found)
     except OSError as error:
