@@ -264,7 +264,7 @@ def _results(report: Report, found: Verdict) -> Iterator[Paragraph | DataTable]:
     shown = run_report.with_method_labels(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
     estimates, keys = run_report.columns(None, shown), run_report.describing_columns(shown)
     views = [view for view in run_report.VIEWS if view in shown["view"].unique().to_list()]
-    points = int(report.table().select(pl.col("point").n_unique()).collect(engine="streaming").item())
+    points = _points(report)
     marks = _marks(found.answers)
     by_point = [{row["view"]: row for row in part.to_dicts()} for part in shown.partition_by("point", maintain_order=True)]
     described = [[_key_cell(next(iter(rows.values()))[key]) for key in keys] for rows in by_point]
@@ -296,6 +296,15 @@ def _results(report: Report, found: Verdict) -> Iterator[Paragraph | DataTable]:
         yield Paragraph(f"No values: {run_report.NO_CLOSED_FORM}.")
     elif len(views) > 1 and "speedup" in estimates:
         yield table("Speed-up in each view (plain decoding = 1)", views, [("speedup", view) for view in views], 4)
+
+
+def _points(report: Report) -> int:
+    """Number of points of a run. Rows are in the order of points, so a point begins where the number changes.
+
+    Counting distinct numbers would hold all of them in memory.
+    """
+    begins = pl.col("point") != pl.col("point").shift()
+    return 1 + int(report.table().select(begins.sum()).collect(engine="streaming").item())
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -394,12 +403,12 @@ def provenance(report: Report) -> Iterator[ProvenanceRow]:
     for name, source in scenario_file.cost_sources(tables):
         yield ProvenanceRow(f"times: {name}" if name else "times", "", *_kind_and_source(source))
     if "cost_missing" in names:
-        lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
+        lacking = run_report.distinct(table.drop_nulls("cost_missing"), "cost_missing")["cost_missing"].to_list()
         for part in sorted({part for each in lacking for part in str(each).split(", ")}):
             yield ProvenanceRow(f"time of {part}", "0", "assumed", "not measured")
     if "agreement_source" in names:
-        lossy = table.filter(pl.col("agreement_source").is_not_null()).select("method", "agreement", "agreement_source")
-        for row in lossy.unique(maintain_order=True).head(MOST_SOURCES).collect().to_dicts():
+        lossy = run_report.distinct(table.drop_nulls("agreement_source"), "method", "agreement", "agreement_source")
+        for row in lossy.head(MOST_SOURCES).to_dicts():
             source, agreed = str(row["agreement_source"]), row["agreement"]
             text = "" if agreed is None else f"{agreed:.3f}"
             kind = ("assumed", "not measured") if source == "unknown" else _kind_and_source(source)

@@ -281,21 +281,21 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     """Notes that belong to the numbers: provenance, uncertainty, agreement of the views, and costs that are not included."""
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
-        known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
+        known = distinct(table.drop_nulls("outcomes_source"), "outcomes_source")["outcomes_source"]
         labels = (rate.label for kind in KINDS.values() for rate in kind.rates if rate.label and rate.column in names)
         kinds = [*dict.fromkeys(labels)]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         sources = {part.partition(":")[0].strip() for source in known for part in str(source).split(";")}
         lines.append(f"{of} rates: {', '.join(sorted(sources))}")
     if "outcomes_note" in names:
-        notes = table.select(pl.col("outcomes_note").drop_nulls().unique(maintain_order=True)).collect()["outcomes_note"].to_list()
+        notes = distinct(table.drop_nulls("outcomes_note"), "outcomes_note")["outcomes_note"].to_list()
         lines += notes[:MOST_NOTES]
         lines += [f"... and {len(notes) - MOST_NOTES} more such notes (column outcomes_note)"] if len(notes) > MOST_NOTES else []
     if "agreement_source" in names:
         lines += _lossy(table)
     lines.append(f"times: {cost_source(tables)}")
     lines += [line for name in tables.get("scenario", {}).get("notes", ()) for line in _of_paper(table, names, NOTES[name])]
-    if "view" in names and table.select((pl.col("view") != "formula").any()).collect().item():
+    if "view" in names and _one(table, (pl.col("view") != "formula").any()):
         lines.append("±: 95 % confidence interval from sampling")
     if "seconds_error" in names:
         off = _one(table, pl.col("seconds_error").max())
@@ -303,7 +303,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             f"the time of plain decoding has a median error of up to about ±{off:.1%}"
             f" (80 % interval: ±{off * EIGHTY_OVER_MEDIAN:.1%}); the time of each pass depends on its own context length"
         )
-        lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
+        lacking = distinct(table.drop_nulls("cost_missing"), "cost_missing")["cost_missing"].to_list()
         if lacking:
             parts = ", ".join(sorted({part for each in lacking for part in each.split(", ")}))
             remedy = "; set step_s and draft_step_s in [cost] to include the engine's overhead" if "step" in parts else ""
@@ -352,7 +352,7 @@ def _of_waiting(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
 def _lossy(table: pl.LazyFrame) -> list[str]:
     """Methods whose output differs from the target model's, grouped by the source of their agreement."""
     lossy = table.filter(~pl.col("exact") & pl.col("agreement_source").is_not_null())
-    found = lossy.select("method", "agreement_source").unique(maintain_order=True).collect()
+    found = distinct(lossy, "method", "agreement_source")
     lines = []
     for (source,), part in found.group_by("agreement_source", maintain_order=True):
         agreement = "not measured" if source == "unknown" else source
@@ -366,7 +366,17 @@ def _of_paper(table: pl.LazyFrame, names: Sequence[str], note: Note) -> list[str
     if not {*note.columns} <= {*names}:
         return []
     wanted = [*note.columns, *(name for name in note.optional_columns if name in names)]
-    return note.sentences(table.select(wanted).unique(maintain_order=True).head(MOST_LISTED).collect().to_dicts())
+    return note.sentences(distinct(table, *wanted).head(MOST_LISTED).to_dicts())
+
+
+def distinct(table: pl.LazyFrame, *columns: str) -> pl.DataFrame:
+    """Distinct rows of some columns in order of appearance; the table is streamed and need not fit into memory.
+
+    >>> distinct(pl.LazyFrame({"view": ["paths", "formula", "paths"]}), "view").to_series().to_list()
+    ['paths', 'formula']
+    """
+    first = table.select(columns).with_row_index("first row").group_by(columns).agg(pl.col("first row").min())
+    return first.collect(engine="streaming").sort("first row").drop("first row")
 
 
 def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -314,8 +315,7 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: Executor) ->
 def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Merge the shards into tables and distributions; return failures and disagreements of views."""
     grid = plan.grid
-    parts = [pl.scan_parquet(path, glob=False) for path in paths]
-    partial = pl.concat(parts, how="diagonal_relaxed")
+    partial = _scanned(paths)
     failed: list[dict[str, Any]] = []
     if "error" in partial.collect_schema().names():
         wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True).collect()
@@ -345,6 +345,15 @@ def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[
     return failed, disagreements
 
 
+def _scanned(paths: Sequence[Path]) -> pl.LazyFrame:
+    """Rows of all shards in order, read lazily. Neighbours with the same columns are one scan: thousands of scans need memory."""
+    known: dict[tuple[tuple[str, pl.DataType], ...], int] = {}
+    kinds = [known.setdefault(tuple(pl.read_parquet_schema(path).items()), len(known)) for path in paths]
+    groups = itertools.groupby(range(len(paths)), key=kinds.__getitem__)
+    parts = [pl.scan_parquet([paths[index] for index in group], glob=False) for _, group in groups]
+    return parts[0] if len(parts) == 1 else pl.concat(parts, how="diagonal_relaxed")
+
+
 def _describe(
     folder: Path, tables: Tables, plan: ShardPlan, rows: int, failed: list[dict[str, Any]], disagreements: list[dict[str, Any]]
 ) -> None:
@@ -356,7 +365,8 @@ def _describe(
     table = pl.scan_parquet(folder / "results.parquet", glob=False)
     sources: list[str] = []
     if "outcomes_source" in table.collect_schema().names():
-        sources = sorted(table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"].to_list())
+        known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect(engine="streaming")
+        sources = sorted(known["outcomes_source"].to_list())
     document = {
         "fingerprint": scenario_file.fingerprint(tables), "results_version": scenario_file.RESULTS_VERSION, "scenario": tables,
         "files": scenario_file.named_files(tables), "methods": list(registry.allowed_modules()), "complete": True,
