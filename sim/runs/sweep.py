@@ -348,7 +348,7 @@ def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[
 def _scanned(paths: Sequence[Path]) -> pl.LazyFrame:
     """Rows of all shards in order, read lazily. Neighbours with the same columns are one scan: thousands of scans need memory."""
     known: dict[tuple[tuple[str, pl.DataType], ...], int] = {}
-    kinds = [known.setdefault(tuple(pl.read_parquet_schema(path).items()), len(known)) for path in paths]
+    kinds = [known.setdefault(tuple(pl.scan_parquet(path, glob=False).collect_schema().items()), len(known)) for path in paths]
     groups = itertools.groupby(range(len(paths)), key=kinds.__getitem__)
     parts = [pl.scan_parquet([paths[index] for index in group], glob=False) for _, group in groups]
     return parts[0] if len(parts) == 1 else pl.concat(parts, how="diagonal_relaxed")
