@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -177,6 +177,11 @@ class Answers(Sequence[Answer]):
         return self.columns.select(wins.alias("wins")).to_series().to_list()
 
 
+_NO_ANSWERS = Answers(
+    pl.DataFrame(schema={"plain": pl.String, "label": pl.String}), pl.DataFrame(), _Conditions([{}], [], np.empty((0, 1)))
+)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict as a sentence and as data.
@@ -192,13 +197,13 @@ class Verdict:
     """
 
     text: str
-    answers: Answers | tuple[()] = ()
+    answers: Answers = field(default_factory=lambda: _NO_ANSWERS)
     kernels_only: bool | None = None
 
     def document(self) -> dict[str, Any]:
         """Return a JSON object: the best choice, if all conditions have the same, and the verdict under each condition."""
         each = [answer.document() for answer in self.answers[:MOST_DOCUMENTED]]
-        wins = {*self.answers.wins} if self.answers else set()
+        wins = {*self.answers.wins} if self.answers else set[str]()
         one = each[0] if len(self.answers) == 1 else {}
         best = one.get("best") if one else next(iter(wins)) if len(wins) == 1 else None
         found = {"text": self.text, "best": best, **{name: one.get(name) for name in ("speedup", "low", "high")}}
@@ -540,10 +545,10 @@ def _runs(answers: Answers, axis: str) -> list[tuple[str, list[int]]]:
 def _won(answers: Answers, own: Sequence[int]) -> str:
     """Name of the fastest under these conditions, with the range of its speed-up."""
     columns, wins = answers.columns[own], answers.wins[own[0]]
-    speeds = columns["speedup"].drop_nulls()
-    if not speeds.len():
+    speeds: list[float] = columns["speedup"].drop_nulls().to_list()
+    if not speeds:
         return wins
-    ends = " to ".join(dict.fromkeys(f"{speed:.2f}x" for speed in (speeds.min(), speeds.max())))
+    ends = " to ".join(dict.fromkeys(f"{speed:.2f}x" for speed in (min(speeds), max(speeds))))
     beaten = bool((columns["high"] < 1).fill_null(False).all())
     return f"{wins} (best other choice {ends})" if beaten else f"{wins} ({ends})"
 

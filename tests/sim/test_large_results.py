@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,13 @@ def test_json_of_a_table_equals_that_of_its_rows(frame: pl.DataFrame, name: str)
 
 def test_verdict_and_notes_are_computed_once_for_all_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[str] = []
+
+    def counted(old: Any, *arguments: Any) -> Any:
+        counts.append(old.__name__)
+        return old(*arguments)
+
     for module, name in ((verdict, "of"), (run_report, "notes")):
-        old = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *each, old=old, name=name: (counts.append(name), old(*each))[1])
+        monkeypatch.setattr(module, name, partial(counted, getattr(module, name)))
     words = ["run", str(scenario(tmp_path)), "--sweep", f"{AXIS}=0.1,0.9", "--no-figures", "-o", str(tmp_path / "run")]
     printed = CliRunner().invoke(app, words).stdout
     assert sorted(counts) == ["notes", "of"]
@@ -143,7 +148,7 @@ def test_verdict_by_columns_equals_the_definition_row_by_row(cells: list[tuple[f
         "sweep": {"cost.prompt": [10, 20], "method.draft_length": [1, 2, 3, 4, 5, 6]},
     }  # fmt: skip
     plain = {1: 8.0, 4: 8.0 / faster}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"point": at, "view": "formula", "method": "speculative", "speedup": speed, "exact": exact, "tensor_parallel": devices,
          "reserved_units": float(devices), "tpot_ms": plain[devices] / speed, "cost_source": "measured", "cost_missing": None,
          "speedup_input_low": speed * (1 - error), "speedup_input_high": speed * (1 + error)}
@@ -222,10 +227,15 @@ def test_figures_of_many_points_show_a_part_and_say_so(tmp_path: Path, monkeypat
     CliRunner().invoke(app, ["run", str(scenario(tmp_path)), *words, "--no-figures", "-o", str(out)])
     drawn: list[pl.DataFrame] = []
     old = figures._of_run
-    monkeypatch.setattr(figures, "_of_run", lambda folder, rows: (drawn.append(rows), old(folder, rows))[1])
 
-    def svg(*table: pl.DataFrame) -> str:
-        paths = figures.of_run(out, *table)
+    def kept(folder: Path, rows: pl.DataFrame) -> figures.Drawn:
+        drawn.append(rows)
+        return old(folder, rows)
+
+    monkeypatch.setattr(figures, "_of_run", kept)
+
+    def svg(table: pl.DataFrame | None = None) -> str:
+        paths = figures.of_run(out, table)
         return next(path for path in paths if path.name == "speedup_acceptance_rate.svg").read_text(encoding="utf-8")
 
     assert "27 points" not in svg()
