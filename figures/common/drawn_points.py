@@ -46,7 +46,7 @@ def grid_shape(folder: Path) -> tuple[int, ...]:
     """Number of methods, and of values on each axis, of a run's scenario; (0,) where there is no readable metadata."""
     try:
         shape = shape_of(bounded_files.json_of(bounded_files.read_text(folder / "metadata.json"))["scenario"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not written by this program
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError):  # not written by this program
         return (0,)
     return shape if min(shape) > 0 and math.prod(shape) <= MOST_GRID_POINTS else (0,)
 

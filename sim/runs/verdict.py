@@ -124,7 +124,7 @@ class _Conditions(Sequence[Mapping[str, Any]]):
         return _Conditions(self.methods, self.axes, self.where[indices])
 
 
-class Answers(Sequence[Answer]):
+class ConditionAnswers(Sequence[Answer]):
     """The verdict under each condition, made from columns when it is asked for.
 
     Parameters
@@ -177,7 +177,7 @@ class Answers(Sequence[Answer]):
         return self.columns.select(wins.alias("wins")).to_series().to_list()
 
 
-_NO_ANSWERS = Answers(
+_NO_ANSWERS = ConditionAnswers(
     pl.DataFrame(schema={"plain": pl.String, "label": pl.String}), pl.DataFrame(), _Conditions([{}], [], np.empty((0, 1)))
 )
 
@@ -197,7 +197,7 @@ class Verdict:
     """
 
     text: str
-    answers: Answers = field(default_factory=lambda: _NO_ANSWERS)
+    answers: ConditionAnswers = field(default_factory=lambda: _NO_ANSWERS)
     kernels_only: bool | None = None
 
     def document(self) -> dict[str, Any]:
@@ -390,7 +390,7 @@ def _choice(row: Mapping[str, Any]) -> Choice:
     return Choice(*(row[field.name] for field in fields(Choice)))
 
 
-def _answers(placed: tuple[pl.DataFrame, _Conditions], unit: str) -> Answers:
+def _answers(placed: tuple[pl.DataFrame, _Conditions], unit: str) -> ConditionAnswers:
     """Find the fastest choice under each condition, by time: the time of plain decoding depends on the number of devices.
 
     `unit` names what a choice reserves, "device" or "unit"; empty where all choices reserve the same number.
@@ -423,14 +423,14 @@ def _answers(placed: tuple[pl.DataFrame, _Conditions], unit: str) -> Answers:
     )
     last = last.with_columns(pl.col("last").cum_sum(), first=pl.col("last").cum_sum() - pl.col("last"))
     columns = at.select("condition", "row", "plain").join(last, on="condition", how="left", maintain_order="left")
-    return Answers(columns.drop("row"), choices, met.taken(columns["row"].to_numpy()))
+    return ConditionAnswers(columns.drop("row"), choices, met.taken(columns["row"].to_numpy()))
 
 
 _BOUNDS = {"sampling": ("low", "high"), "inputs": ("input_low", "input_high")}
 
 
 def _choices(points: pl.DataFrame, unit: str) -> pl.DataFrame:
-    """Choices that an answer names, in the columns of `Choice`, by condition and from the fastest on: see `Answers`.
+    """Choices that an answer names, in the columns of `Choice`, by condition and from the fastest on: see `ConditionAnswers`.
 
     Of several points of a choice the fastest counts. Speed-ups and bounds are multiplied by the time of the fastest plain decoding
     over that of plain decoding on the same devices.
@@ -460,7 +460,7 @@ def _choices(points: pl.DataFrame, unit: str) -> pl.DataFrame:
     best = {name: pl.when(begins).then(name).forward_fill() for name in ("speedup", "low")}
     tied = (pl.col("speedup") >= best["low"] * (1 - 1e-9)) & (best["speedup"] <= pl.col("high") * (1 + 1e-9))
     ordered = ordered.with_row_index("row").with_columns(begins=begins, tied=tied)
-    exact = ordered.filter("exact", ~pl.col("begins")).unique("condition", keep="first", maintain_order=True)["row"]
+    exact = ordered.filter("exact").unique("condition", keep="first", maintain_order=True)["row"]
     return ordered.filter(pl.col("begins") | "tied" | pl.col("row").is_in(exact.implode())).drop("row", "begins")
 
 
@@ -499,7 +499,7 @@ def _listed(words: Sequence[str], count: int | None = None) -> str:
     return ", ".join([*words[:MOST_NAMED], *more])
 
 
-def _over(answers: Answers) -> str:
+def _over(answers: ConditionAnswers) -> str:
     """Baseline of the speed-ups: where choices differ in their devices, plain decoding on the fastest number of them."""
     return BASELINE if (answers.columns["plain"] == PLAIN).all() else FASTEST_BASELINE
 
@@ -507,7 +507,7 @@ def _over(answers: Answers) -> str:
 # --- several conditions -------------------------------------------------------------------------------------------------
 
 
-def _of_several(answers: Answers) -> str:
+def _of_several(answers: ConditionAnswers) -> str:
     """Sentence for several conditions: listed in runs with the same winner, or the winners counted."""
     axes = answers.at.names
     if len(axes) == 1:
@@ -524,7 +524,7 @@ def _of_several(answers: Answers) -> str:
     return f"fastest in {len(answers)} {where}: {winners}{_some_lossy(answers)}"
 
 
-def _by_winner(answers: Answers) -> dict[str, list[int]]:
+def _by_winner(answers: ConditionAnswers) -> dict[str, list[int]]:
     """Conditions by their fastest choice, in order of appearance."""
     own: dict[str, list[int]] = {}
     for index, wins in enumerate(answers.wins):
@@ -532,7 +532,7 @@ def _by_winner(answers: Answers) -> dict[str, list[int]]:
     return own
 
 
-def _runs(answers: Answers, axis: str) -> list[tuple[str, list[int]]]:
+def _runs(answers: ConditionAnswers, axis: str) -> list[tuple[str, list[int]]]:
     """Group conditions by their fastest choice: neighbouring values of a numeric axis, any values of a named one."""
     values = answers.at.values(axis)
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
@@ -542,7 +542,7 @@ def _runs(answers: Answers, axis: str) -> list[tuple[str, list[int]]]:
     return [(" to ".join(dict.fromkeys(_plain(values[index]) for index in (own[0], own[-1]))), own) for own in runs]
 
 
-def _won(answers: Answers, own: Sequence[int]) -> str:
+def _won(answers: ConditionAnswers, own: Sequence[int]) -> str:
     """Name of the fastest under these conditions, with the range of its speed-up."""
     columns, wins = answers.columns[own], answers.wins[own[0]]
     speeds: list[float] = columns["speedup"].drop_nulls().to_list()
@@ -553,7 +553,7 @@ def _won(answers: Answers, own: Sequence[int]) -> str:
     return f"{wins} (best other choice {ends})" if beaten else f"{wins} ({ends})"
 
 
-def _some_lossy(answers: Answers) -> str:
+def _some_lossy(answers: ConditionAnswers) -> str:
     lossy = sorted({label.partition(",")[0] for label in answers.columns.filter(~pl.col("exact"))["label"].unique()})
     return f"; not exact, output differs from the target's: {', '.join(lossy)}" if lossy else ""
 
@@ -579,7 +579,7 @@ def _load(tables: Mapping[str, Any]) -> str:
     return f"; sequences = {known['sequences']}" if known["sequences"] != 1 else ""
 
 
-def _closing(points: pl.DataFrame, answers: Answers, kernels: bool | None) -> str:
+def _closing(points: pl.DataFrame, answers: ConditionAnswers, kernels: bool | None) -> str:
     """Closing words on the costs: layer-times, or what a measured time does not include."""
     if not answers.columns["label"].count():
         return ""

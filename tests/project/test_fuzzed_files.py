@@ -25,7 +25,7 @@ from calibrate.importers import bundled_profiles
 from calibrate.loading import prompts
 from calibrate.measured_runs import run_plan
 from calibrate.validation import served_loads, validation_page
-from figures.common import subject
+from figures.common import drawn_points, subject
 from figures.common.style import canvas
 from model.architectures import shape_configs
 from model.base.checks import ParameterError
@@ -792,6 +792,7 @@ def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
         )  # fmt: skip
         (here / "metadata.json").write_bytes(text)
         assert isinstance(subject.of_run(here), str)
+        assert min(drawn_points.grid_shape(here)) >= 0
         for name in ("failed.json", "disagreements.json", "summary.json"):
             (here / name).write_bytes(
                 more.draw(st.one_of(st.just(held[name]), bytes_of(held[name]), st.sampled_from([b"[{}]", b"3"])))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -107,6 +107,8 @@ def frames(draw: st.DrawFn) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
+@example(pl.DataFrame({"50 %s": ["%s", "%s"], "rate": [0.5, math.nan]}), "%s")
+@example(pl.DataFrame({"zero": [0.0, -0.0], "gap": [None, 1.5], "whole": [1, 2], "end": [math.inf, 1.0]}), "results")
 @given(frames(), st.sampled_from(["results", "%s"]))
 def test_json_of_a_table_equals_that_of_its_rows(frame: pl.DataFrame, name: str) -> None:
     assert json_rows.of_table(frame) == strict_json.dumps(frame.to_dicts(), indent=2)
@@ -181,6 +183,20 @@ def test_verdict_by_columns_equals_the_definition_row_by_row(cells: list[tuple[f
             assert answer.exact.speedup == pytest.approx(max(exact))
 
 
+def test_of_points_that_are_one_choice_the_fastest_counts() -> None:
+    """A parameter of another method: points that differ only in it are one choice, and no ties of each other."""
+    said = {
+        "scenario": {"name": "made"}, "method": [{"name": "speculative", "layers": 4}, {"name": "ppd", "layers": 4}],
+        "sweep": {"method.speculative.draft_length": [1, 2]},
+    }  # fmt: skip
+    methods = "speculative", "speculative", "ppd", "ppd"
+    for speeds, fastest in (((1.0, 1.0, 1.2, 1.5), 3), ((1.0, 1.0, 1.5, 1.2), 2), ((1.0, 1.0, 1.5, 1.5), 2)):
+        rows = [{"point": at, "view": "formula", "method": methods[at], "speedup": speed} for at, speed in enumerate(speeds)]
+        (answer,) = verdict.of(pl.DataFrame(rows), said).answers
+        assert answer.best is not None
+        assert (answer.best.label, answer.best.point, answer.ties) == ("ppd", fastest, ())
+
+
 def test_too_many_points_have_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"scenario": {"name": "made"}, "method": [{"name": "speculative", "layers": 4}], "sweep": {AXIS: [0.1, 0.2, 0.3]}}
     views = "formula", "paths"
@@ -192,6 +208,7 @@ def test_too_many_points_have_no_verdict(monkeypatch: pytest.MonkeyPatch) -> Non
         assert verdict.of(pl.DataFrame(rows), said).text == f"No verdict: there are more than {most} points; sweep fewer"
 
 
+@example([("a", 997 * at % 1000) for at in range(1000)])
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 2)), max_size=30))
 def test_distinct_rows_are_in_order_of_appearance(rows: list[tuple[str, int]]) -> None:
     table = pl.DataFrame(rows, schema={"source": pl.String, "number": pl.Int64}, orient="row").lazy()
@@ -248,6 +265,13 @@ def test_figures_of_many_points_show_a_part_and_say_so(tmp_path: Path, monkeypat
         assert drawn[-1]["draft_length"].unique().sort().to_list() == [1, 2, 3]
     (out / "metadata.json").unlink()  # an unknown grid: of more points nothing is drawn
     assert not [path for path in figures.of_run(out) if "speedup" in path.name]
+
+
+@pytest.mark.parametrize("axis", [[], {}, {"count": math.inf}, {"count": -3}, {"count": 10**13}, 3, None])
+def test_grid_that_no_program_wrote_is_not_known(axis: Any, tmp_path: Path) -> None:
+    assert drawn_points.grid_shape(tmp_path) == (0,)
+    (tmp_path / "metadata.json").write_text(json.dumps({"scenario": {"method": [{}, {}], "sweep": {"a": axis, "b": [1, 2, 3]}}}))
+    assert drawn_points.grid_shape(tmp_path) == (0,)
 
 
 @pytest.mark.parametrize("name", ["hardware-compare", "ppd-figures-3-and-4"])

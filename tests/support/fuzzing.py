@@ -49,7 +49,7 @@ READERS = {
     "scenario_file._digest": "recorded_outcomes", "scenario_file.load": "scenarios", "sim_app.compare": "pages",
     "model_directory._header": "models",
     "model_directory.sha256_of": "models", "model_directory.load": "models", "model_directory.table": "models",
-    "subject.of_run": "what_a_run_says_of_itself",
+    "subject.of_run": "what_a_run_says_of_itself", "drawn_points.grid_shape": "what_a_run_says_of_itself",
     "sweep._prepare": "what_a_run_says_of_itself", "imported_tables.read": "tables_of_other_projects",
     "imported_tables.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
     "shape_configs.read": "configurations",
@@ -60,7 +60,7 @@ READERS = {
 """Functions that read files from other sources, with the test that corrupts such files."""
 TRUSTED_READERS = {
     # tables written by the same run
-    "atomic_files._digest", "sweep.table", "sweep._describe", "sweep._merge", "sweep._run",
+    "atomic_files._digest", "sweep.table", "sweep._describe", "sweep._merge", "sweep._run", "sweep._scanned",
     # files just written, for their checksum
     "profile_from_timings.profile_of", "transfers._written", "json_and_parquet.save", "measured_runs.save",
     # not files of the user
