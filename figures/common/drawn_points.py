@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model.base import bounded_files
 
-UNDRAWN = ("busy_", "reserved_layers", "reserved_s", "plain_", "latency_sd_", "time_")
+UNDRAWN = ("busy_", "reserved_layers", "reserved_s", "latency_sd_", "time_")
 """Beginnings of columns that no figure of a run draws; they are not read."""
 MOST_GRID_POINTS = 10**12
 """Points of a grid at most; more are not from this program."""

@@ -274,8 +274,9 @@ def test_grid_that_no_program_wrote_is_not_known(axis: Any, tmp_path: Path) -> N
     assert drawn_points.grid_shape(tmp_path) == (0,)
 
 
-def test_columns_that_are_not_read_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sweep.run("hardware-compare", out=tmp_path / "run", jobs=1, views=["formula"])
+@pytest.mark.parametrize("name", ["bild", "hardware-compare"])
+def test_columns_that_are_not_read_are_not_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = sweep.run(name, out=tmp_path / "run", jobs=1, views=["formula"])
     assert set(made.frame().columns) - {*drawn_points.read(made.table(), tmp_path / "run", 10, 10).columns}
     found = {path.name: path.read_bytes() for path in figures.of_run(tmp_path / "run")}
     monkeypatch.setattr(drawn_points, "UNDRAWN", ("no such column",))
