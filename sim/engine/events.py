@@ -4,8 +4,9 @@ At equal times passes finish first, then their decisions take effect (verify, st
 assignments of free units are postponed until no other event is due at that time. A process that continues keeps its unit before
 all waiting processes.
 
-A pass that nothing else can begin or end before is made at once (`_Process._pass_alone`): the clock goes on to its end without an
-event. It is the same run, to the last bit.
+Two things save events, and the run is the same to the last bit. A pass that nothing else can begin or end before is made at once
+(`_Engine.pass_alone`): the clock goes on to its end without an event. Passes that end at the same time share an event where no
+other event was scheduled between theirs (`SimulatedClock.call_together`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from heapq import heappush
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from simpy import Environment
 from simpy.core import EmptySchedule
-from simpy.events import Event, Timeout
+from simpy.events import NORMAL, Event
 
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Kind, context_of
@@ -91,6 +93,15 @@ def simulate(
     return _Engine(cluster, cost, world, tokens, per_layer, record).run(steps)
 
 
+class _Call(Event):
+    """An event that is sure to happen and has no value, as a timeout of SimPy, with less to store."""
+
+    _ok, _value = True, None
+
+    def __init__(self, callback: Callable[[Event], None]) -> None:
+        self.callbacks = [callback]
+
+
 class SimulatedClock(Environment):
     """SimPy's clock, which can be set forward while no event is due."""
 
@@ -98,6 +109,24 @@ class SimulatedClock(Environment):
         super().__init__()
         self.busy = self._queue
         """The events that are due."""
+        self._latest_time = -1.0
+        self._latest: Event  # scheduled after all others
+
+    def call_later(self, seconds: float, callback: Callable[[Event], None]) -> None:
+        """Schedule a call, as the callback of a timeout."""
+        self._latest = event = _Call(callback)
+        self._latest_time = time = self._now + seconds
+        heappush(self._queue, (time, NORMAL, next(self._eid), event))
+
+    def call_together(self, seconds: float, callback: Callable[[Event], None]) -> None:
+        """Schedule a call, with the event that was scheduled last if it is due at the same time.
+
+        Nothing can happen between two such events, since events of equal times happen in the order in which they were scheduled.
+        """
+        if self._now + seconds == self._latest_time and self._latest.callbacks is not None:
+            self._latest.callbacks.append(callback)
+        else:
+            self.call_later(seconds, callback)
 
     def go_on(self, seconds: float) -> float:
         """Set the clock forward, as a timeout would; return the time between, which may differ from `seconds` by rounding."""
@@ -119,10 +148,7 @@ class _Engine:
         self.reading = cost.reading if cost.reads_take_time else None
         self.among = cost.slowdown_among if cost.units_share and not per_layer else None
         self.sharing: list[_Process] = []  # the processes that slow each other down
-        # Cached times of passes, or of their layers, by kind and tokens per sequence, with counts of passes and of
-        # positions attended to and read, as in an account.
-        self.known: dict[_PassKey, tuple[float, list[int]]] = {}
-        self.known_layers: dict[_PassKey, list[float]] = {}
+        self.known: dict[_PassKey, _KnownPass] = {}
         self.env = SimulatedClock()
         self.plain = not per_layer and not record and self.among is None  # passes may be made at once
         self.holders: list[_Process | None] = [None] * cluster.units
@@ -132,8 +158,6 @@ class _Engine:
         self.active = self.peak = 0
         self.account = Account()
         self.busy = self.link_free = self.waiting_time = self.draft_time = self.target_time = 0.0
-        # Overheads of engine steps by kind of pass, and whether it is part of another's step.
-        self.overheads: dict[tuple[_PassKey, bool], float] | None = {} if cost.steps_take_time else None
         self.result = Run()
         self.records: list[tuple[Span, _Process | None]] = []
         self.numbers: dict[_Process, int] = {}  # of the processes on record
@@ -161,9 +185,9 @@ class _Engine:
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
         result.waiting_time, result.draft_time, result.target_time = self.waiting_time, self.draft_time, self.target_time
-        for (*kind, _), (_, counts) in self.known.items():
-            if counts[0]:
-                self.account.include(Account({Kind._make(kind): counts}))
+        for (*kind, _, _), known in self.known.items():
+            if known.passes:
+                self.account.include(Account({Kind._make(kind): [known.passes, known.attended, known.read]}))
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -214,7 +238,7 @@ class _Engine:
             process.left -= (now - process.paced_at) / process.factor
             process.paced_at, process.factor = now, factor
             process.turn += 1
-            Timeout(self.env, max(process.left, 0.0) * factor).callbacks.append(partial(process.due, process.turn))
+            self.env.call_later(max(process.left, 0.0) * factor, partial(process.due, process.turn))
 
     # --- links ---
 
@@ -245,12 +269,70 @@ class _Engine:
         if self.record:
             row = Span(-1, start, start + seconds, what, self.number(process), -1, 0, 0, "kept")
             self.records.append((row, None))
-        Timeout(self.env, start + seconds - now).callbacks.append(arrived)
+        self.env.call_later(start + seconds - now, arrived)
+
+    # --- passes ---
+
+    def known_pass(self, step: Forward) -> _KnownPass:
+        """Return what is known of passes of this kind, with the time of this one."""
+        batch = step.batch
+        widths = None if batch is None else batch.widths
+        key = step.role, len(step.tokens), step.layers, step.heads, step.compared, widths, step.within_step
+        known = self.known.get(key)
+        if known is None:
+            self.known[key] = known = _KnownPass(self.cost, step)
+        if self.by_position:
+            known.seconds = self.cost.forward(step)
+        return known
+
+    def pass_alone(self, step: Forward) -> None:
+        """Make a pass without an event, while no event is due and no process waits or starts.
+
+        Then no process holds a unit, and none can stop this one.
+        """
+        known = self.known_pass(step)
+        busy = self.env.go_on(known.seconds)
+        if known.is_target:
+            self.target_time += busy - known.overhead
+            self.busy += busy
+        else:
+            self.draft_time += busy - known.overhead
+            self.busy += busy * self.draft_devices
+        if not self.peak:
+            self.peak = 1
+        known.count(step)
 
 
-_PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None]
-"""Everything but the position that the time of a pass depends on: fields of its `Kind`, and tokens per sequence of its batch. A
-plain tuple for speed, since one is made per pass."""
+_PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None, bool]
+"""Everything but the position that the time of a pass and its overhead depend on: fields of its `Kind`, tokens per sequence of its
+batch, and whether it is part of another pass's engine step. A plain tuple for speed, since one is made per pass."""
+
+
+class _KnownPass:
+    """What passes of one kind have in common, and counts of them as in an account: passes, positions attended to and read."""
+
+    __slots__ = ("attended", "is_target", "layer_times", "overhead", "passes", "read", "seconds")
+
+    def __init__(self, cost: StepCosts, step: Forward) -> None:
+        self.is_target = step.role == "target"
+        self.seconds = cost.forward(step) if cost.uniform else 0.0
+        """Time of a pass; where it depends on the position, that of the latest one."""
+        self.overhead = cost.overhead_of(step) if cost.steps_take_time else 0.0
+        """Overhead of the engine's step in the time of a pass."""
+        self.layer_times: list[float] | None = None
+        self.passes = self.attended = self.read = 0
+
+    def count(self, step: Forward) -> None:
+        """Count a pass, as `Account.add` does."""
+        self.passes += 1
+        if step.tree or step.batch is not None or step.context_budget is not None:
+            attended, read = context_of(step)
+            self.attended += attended
+            self.read += read
+        else:  # as `context_of`, inlined for speed
+            at, width = step.at, len(step.tokens)
+            self.attended += at * width + width * (width + 1) // 2
+            self.read += at + width
 
 
 class _Reading(NamedTuple):
@@ -276,7 +358,7 @@ class _Process:
     # Set at the start, and with every pass or dispatch (for a dispatch `step` is the sub-processes sent out).
     cache: Cache
     step: Forward | _Reading | Sequence[_Process] = ()
-    key: _PassKey
+    known: _KnownPass
     seconds: float
     since: float
     layer_times: list[float]
@@ -285,7 +367,6 @@ class _Process:
     paced_at: float
     factor: float
     turn = 0
-    counts: list[int]  # of passes of its kind
 
     def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
         self.engine, self.body, self.parent = engine, body, parent
@@ -321,54 +402,12 @@ class _Process:
         each = zip(bodies, units, heirs_of, strict=True)
         return [_Process(self.engine, body, old or self, place) for body, place, old in each]
 
-    def _price(self, step: Forward) -> float:
-        """Set what is known of a pass, and return its time."""
-        engine, batch = self.engine, step.batch
-        self.step = step
-        widths = None if batch is None else batch.widths
-        self.key = key = step.role, len(step.tokens), step.layers, step.heads, step.compared, widths
-        try:
-            self.seconds, self.counts = engine.known[key]
-        except KeyError:
-            self.seconds, self.counts = engine.known[key] = 0.0 if engine.by_position else engine.cost.forward(step), [0, 0, 0]
-        if engine.by_position:
-            self.seconds = engine.cost.forward(step)
-        return self.seconds
-
-    def _pass_alone(self, step: Forward) -> bool:
-        """Make a pass without an event, if no event is due and no process waits or starts; False if one does.
-
-        Then no process holds a unit, and none can stop this one.
-        """
-        engine, unit, place = self.engine, step.unit, self.place
-        clock = engine.env
-        if clock.busy or engine.changed or engine.flushing or place < 0 or (unit is not None and unit != place):
-            return False
-        work = busy = clock.go_on(self._price(step))
-        if engine.overheads is not None:
-            work -= self._overhead(step)
-        if step.role == "target":
-            engine.target_time += work
-        else:
-            engine.draft_time += work
-            busy *= engine.draft_devices
-        engine.busy += busy
-        engine.peak = engine.peak or 1
-        self.count(step)
-        return True
-
-    def _overhead(self, step: Forward) -> float:
-        """Overhead of the engine's step in the time of a pass."""
-        known = self.engine.overheads
-        assert known is not None
-        key = self.key, step.within_step  # a draft by all layers within a context budget may have the kind of a plain pass
-        if key not in known:
-            known[key] = self.engine.cost.overhead_of(step)
-        return known[key]
-
     def _forward(self, step: Forward) -> None:
-        unit, self.layer = step.unit, step.layers.first
-        self._price(step)
+        self.step, unit = step, step.unit
+        self.known = known = self.engine.known_pass(step)
+        self.seconds = known.seconds
+        if self.engine.per_layer:
+            self.layer = step.layers.first
         if unit is not None and unit != self.place:
             self._move(unit)
         else:
@@ -401,7 +440,11 @@ class _Process:
             answer, kind = None, type(step)
             if kind is Forward:
                 self.cache.write(step)
-                if engine.plain and self._pass_alone(step):
+                if (
+                    engine.plain and not (engine.active or engine.env.busy or engine.changed or engine.flushing)
+                    and self.place >= 0 and (step.unit is None or step.unit == self.place)
+                ):  # fmt: skip
+                    engine.pass_alone(step)
                     answer = step  # without tensors, the step itself is the output of a pass
                     continue
                 self._forward(step)
@@ -509,16 +552,16 @@ class _Process:
         step = self.step
         if engine.per_layer and isinstance(step, Forward) and step.layers.first < step.layers.last:
             self.layer = step.layers.first
-            if self.key not in engine.known_layers or engine.by_position:
-                engine.known_layers[self.key] = engine.cost.layer_times_of(step)
-            self.layer_times = engine.known_layers[self.key]
+            if self.known.layer_times is None or engine.by_position:
+                self.known.layer_times = engine.cost.layer_times_of(step)
+            self.layer_times = self.known.layer_times
             self._tick()
         elif engine.among is not None:
             self.left, self.paced_at, self.factor = self.seconds, env.now, 1.0
             engine.sharing.append(self)
             engine.share()
         else:
-            Timeout(env, self.seconds).callbacks.append(self._passed)
+            env.call_together(self.seconds, self._passed)
 
     def end_wait(self) -> None:
         """End the wait for a unit: the process has one, or no longer needs one."""
@@ -542,7 +585,7 @@ class _Process:
             parent.must_have_run(layer - 1, step)
         self.layer = layer + 1
         seconds = self.layer_times[layer - first]
-        Timeout(engine.env, seconds).callbacks.append(self._tick if layer + 1 < last else self._passed)
+        engine.env.call_later(seconds, self._tick if layer + 1 < last else self._passed)
 
     def must_have_run(self, layer: int, follower: Forward) -> None:
         """Check that this process has run a layer whose KV cache row a sub-process reads."""
@@ -553,7 +596,8 @@ class _Process:
             raise CacheError(f"layer {layer} of position {follower.at - 1} was followed before it had run")
 
     def _passed(self, _: Event) -> None:
-        if self.unit < 0:  # stopped, with its unit released earlier
+        engine = self.engine
+        if self.unit < 0 or engine.done:  # stopped, with its unit released earlier; or the last token came with the same event
             return
         if self.ended:
             self.release("cancelled")
@@ -561,8 +605,8 @@ class _Process:
         self.release("kept")
         step = self.step
         if isinstance(step, Forward):
-            self.count(step)
-            if self.engine.per_layer:
+            self.known.count(step)
+            if engine.per_layer:
                 self.layer += 1  # all layers have run
             if step is self.body:
                 self._end(step)
@@ -571,36 +615,22 @@ class _Process:
         elif isinstance(step, _Reading):
             self.advance(step.answer)
         else:
-            self.engine.send_out(step)
+            engine.send_out(step)
             self.advance(step)
-
-    def count(self, step: Forward) -> None:
-        """Count a pass, as `Account.add` does, under its known kind."""
-        counts, width, at = self.counts, len(step.tokens), step.at
-        counts[0] += 1
-        if step.tree or step.batch is not None or step.context_budget is not None:
-            attended, read = context_of(step)
-            counts[1] += attended
-            counts[2] += read
-        else:  # as `context_of`, inlined for speed
-            counts[1] += at * width + width * (width + 1) // 2
-            counts[2] += at + width
 
     def release(self, fate: str) -> None:
         engine, unit = self.engine, self.unit
         now = engine.env.now
         step, share = self.step, 1.0
         if isinstance(step, Forward):
-            work = now - self.since
-            if engine.overheads is not None:
-                work -= self._overhead(step)
-            if step.role != "target":
+            work = now - self.since - self.known.overhead
+            if self.known.is_target:
+                engine.target_time += work
+            else:
                 share = engine.draft_devices
                 engine.draft_time += work
-            else:
-                engine.target_time += work
             if fate == "cancelled":  # a pass that finishes is counted in `_passed`
-                self.count(step)
+                self.known.count(step)
         engine.busy += (now - self.since) * share
         if engine.record:
             self._record(fate, now)
@@ -638,4 +668,4 @@ class _Process:
             boundary = bisect_left(depths, elapsed)
             if boundary < len(depths):
                 rest = max(self.since + depths[boundary] - now, 0.0)
-                Timeout(engine.env, rest).callbacks.append(self._passed)
+                engine.env.call_later(rest, self._passed)
