@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -88,12 +88,10 @@ class Cache:
                 " with a context budget"
             )
         held = self.rows.get(role, ())
-        known = len(held)
         if gaps or role in self.skipping:
             self._require_spans(step)
             return
-        if (held[last - 1] if last <= known else 0) < at or (first and (held[first - 1] if first <= known else 0) < step.end):
-            raise CacheError(f"{role}: layers [{first}, {last}) at position {at}, but the layers hold {list(held[:last])}")
+        _require_rows(role, held, first, last, at, step.end if first else at)
         if step.tree:
             self._require_tree(step)
 
@@ -129,13 +127,18 @@ class Cache:
 
     def write(self, step: Forward) -> None:
         """Record a pass."""
-        role, _, at, (first, last, gaps, _), state, _, _, tree, batch, *_ = step
-        rows = self.rows.get(role)
-        if (
-            rows is not None and not (first or gaps or tree or self.breadths) and batch is None and role not in self.skipping
-            and last == len(rows) and rows[-1] >= at and state is None and step.context_budget is None and not self.limited
-        ):  # fmt: skip
-            rows[:] = [at + len(step.tokens)] * last  # the usual case: all layers, over tokens that follow one another
+        role, tokens, at, (first, last, gaps, kv_only), state, _, _, tree, batch, _, _, budget = step
+        usual = batch is None and budget is None and not (gaps or kv_only or tree or self.breadths or self.skipping or self.limited)
+        if usual and type(state) is not Features:  # one sequence, over tokens that follow one another
+            held, end = self.rows.get(role), at + len(tokens)
+            if held is None:
+                held = []
+            if first < last:
+                _require_rows(role, held, first, last, at, end)
+            self.rows[role] = held
+            held[first:last] = [end] * (last - first)
+            if last < len(held) and held[last] > at:
+                held[last:] = [min(rows, at) for rows in held[last:]]
             return
         self.require(step)
         if batch is not None:
@@ -149,7 +152,7 @@ class Cache:
             self.limited[role] = min(self.limited.get(role, at), at)
         elif self.limited and not first and self.limited.get(role, -1) >= at:
             del self.limited[role]
-        kv_only, held = step.layers.kv_only, self.rows.setdefault(role, [])
+        held = self.rows.setdefault(role, [])
         if gaps or role in self.skipping:
             self._write_spans(step)
             return
@@ -192,6 +195,13 @@ class Cache:
             made = f"a pass of layers [{run.first}, {run.last}) over {len(step.tokens)} tokens at position {step.at}"
             raise CacheError(f"{step.role}: rows of layers [0, {layers}) at position {at} cannot be adopted from {made}")
         held[:layers] = [at + 1] * layers
+
+
+def _require_rows(role: str, held: Sequence[int], first: int, last: int, at: int, end: int) -> None:
+    """Raise `CacheError` unless layers [first, last) hold all rows before `at`, and the layer before them all before `end`."""
+    known = len(held)
+    if (held[last - 1] if last <= known else 0) < at or (first and (held[first - 1] if first <= known else 0) < end):
+        raise CacheError(f"{role}: layers [{first}, {last}) at position {at}, but the layers hold {list(held[:last])}")
 
 
 def _parts(step: Forward, batch: Batch) -> Iterator[tuple[int, Forward]]:

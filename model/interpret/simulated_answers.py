@@ -122,12 +122,13 @@ class World:
         tokens, offset = output.tokens, step.offset
         plain = not output.tree and output.batch is None
         after = (output.at + len(tokens) + offset if plain else output.positions[offset]) + 1
-        if tokens[offset] == MASK:  # as right as the last known token
+        token = tokens[offset]
+        if token == MASK:  # as right as the last known token
             masks = 1
             while tokens[offset - masks] == MASK:
                 masks += 1
             return after, tokens[offset - masks] == after - 1 - masks
-        return after, tokens[offset] == after - 1
+        return after, token == after - 1
 
     def _token(self, role: str, after: int, right: bool) -> Token:
         """The likeliest token of a model at position `after`; wrong tokens of different models differ."""

@@ -275,9 +275,8 @@ class _Engine:
 
     def known_pass(self, step: Forward) -> _KnownPass:
         """Return what is known of passes of this kind, with the time of this one."""
-        batch = step.batch
-        widths = None if batch is None else batch.widths
-        key = step.role, len(step.tokens), step.layers, step.heads, step.compared, widths, step.within_step
+        role, tokens, _, layers, _, heads, _, _, batch, compared, within_step, _ = step
+        key = role, len(tokens), layers, heads, compared, None if batch is None else batch.widths, within_step
         known = self.known.get(key)
         if known is None:
             self.known[key] = known = _KnownPass(self.cost, step)
@@ -298,8 +297,7 @@ class _Engine:
         else:
             self.draft_time += busy - known.overhead
             self.busy += busy * self.draft_devices
-        if not self.peak:
-            self.peak = 1
+        self.peak = self.peak or 1
         known.count(step)
 
 
@@ -325,12 +323,13 @@ class _KnownPass:
     def count(self, step: Forward) -> None:
         """Count a pass, as `Account.add` does."""
         self.passes += 1
-        if step.tree or step.batch is not None or step.context_budget is not None:
+        _, tokens, at, _, _, _, _, tree, batch, _, _, budget = step
+        if tree or batch is not None or budget is not None:
             attended, read = context_of(step)
             self.attended += attended
             self.read += read
         else:  # as `context_of`, inlined for speed
-            at, width = step.at, len(step.tokens)
+            width = len(tokens)
             self.attended += at * width + width * (width + 1) // 2
             self.read += at + width
 
@@ -382,7 +381,7 @@ class _Process:
     def begin(self) -> None:
         parent = self.parent
         assert parent is not None
-        if isinstance(self.body, Forward):
+        if type(self.body) is Forward:
             # A single pass needs no separate cache: it reads its parent's, and the step has the rows that it adds.
             parent.cache.require(self.body)
             self._forward(self.body)
@@ -541,7 +540,8 @@ class _Process:
                 engine.waiting.append(self)
                 return
             self.place = unit
-        self.end_wait()
+        if self.asked is not None:
+            self.end_wait()
         self.unit = unit
         engine.holders[unit] = self
         engine.active = active = engine.active + 1
@@ -549,8 +549,7 @@ class _Process:
             engine.peak = active
         env = engine.env
         self.since = env.now
-        step = self.step
-        if engine.per_layer and isinstance(step, Forward) and step.layers.first < step.layers.last:
+        if engine.per_layer and type(step := self.step) is Forward and step.layers.first < step.layers.last:
             self.layer = step.layers.first
             if self.known.layer_times is None or engine.by_position:
                 self.known.layer_times = engine.cost.layer_times_of(step)
@@ -605,7 +604,6 @@ class _Process:
         self.release("kept")
         step = self.step
         if isinstance(step, Forward):
-            self.known.count(step)
             if engine.per_layer:
                 self.layer += 1  # all layers have run
             if step is self.body:
@@ -622,16 +620,16 @@ class _Process:
         engine, unit = self.engine, self.unit
         now = engine.env.now
         step, share = self.step, 1.0
-        if isinstance(step, Forward):
-            work = now - self.since - self.known.overhead
-            if self.known.is_target:
-                engine.target_time += work
+        busy = now - self.since
+        if type(step) is Forward:
+            known = self.known
+            if known.is_target:
+                engine.target_time += busy - known.overhead
             else:
                 share = engine.draft_devices
-                engine.draft_time += work
-            if fate == "cancelled":  # a pass that finishes is counted in `_passed`
-                self.known.count(step)
-        engine.busy += (now - self.since) * share
+                engine.draft_time += busy - known.overhead
+            known.count(step)
+        engine.busy += busy * share
         if engine.record:
             self._record(fate, now)
         self.unit = -1

@@ -150,25 +150,25 @@ def decode(
     A sequence also ends with a token of `stop`. All sequences have the same prompt, or separate `prompts` of the same length.
     """
     parameters.check_tokens(tokens)
-    layers, start = parameters.layers, len(prompt) - 1
+    layers, start, batched = parameters.layers, len(prompt) - 1, parameters.decoded_sequences > 1
     spans = [LayerSpan(0, layers, skipped(parameters, budget)) for budget in schedule(parameters, tokens)]
     parts = prompt_parts(parameters, start)
     if not prompts:
         for first, last, span in parts:
             yield Forward("target", tuple(prompt[first:last]), first, span)
     for batch in parameters.batches(tokens):
-        sequences = tuple(batch)
+        sequences, lengths = tuple(batch), {*batch.values()}
         yield from batching.read_prompts(layers, prompt, prompts, sequences, parts)
         words = batching.last_words(prompt, prompts, sequences)
-        for column in range(max(batch.values())):
-            if column in batch.values() or any(word in stop for word in words):  # some sequences have ended
+        for column in range(max(lengths)):
+            if column in lengths or (stop and any(word in stop for word in words)):  # some sequences have ended
                 going = [word not in stop or not column for word in words]
                 live = [index for index, number in enumerate(sequences) if batch[number] > column and going[index]]
                 sequences, words = tuple([sequences[index] for index in live]), tuple([words[index] for index in live])
             if not sequences:
                 break
             width, at = len(sequences), start + column
-            together = Batch.uniform(sequences, at, heads=1) if parameters.decoded_sequences > 1 else None
+            together = Batch.uniform(sequences, at, heads=1) if batched else None
             out = yield Forward("target", words, at, spans[column], heads=width, batch=together)
             read = []
             for offset in range(-width, 0):
