@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from model.base import checks
-from tests.bench import cli, events, formula, lossy, ngram, paths, profiles, real, serving, speculative, trees
+from tests.bench import cli, events, formula, lossy, ngram, paths, profiles, real, serving, speculative, steps, trees
 from tests.bench.measure import Benchmark, Result, compare
 
-THEMES = (events, paths, formula, speculative, ngram, trees, serving, lossy, profiles, real, cli)
+THEMES = (events, steps, paths, formula, speculative, ngram, trees, serving, lossy, profiles, real, cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,17 +54,17 @@ def select(benchmarks: Sequence[Benchmark], names: Sequence[str] | None) -> list
 
 def table(results: Sequence[Result]) -> Table:
     """Table with one row per benchmark."""
-    out = Table(caption="ratio: ours / limit, median over the repeats; lower is better where the target is ≤")
+    out = Table(caption="ratio: ours / limit, median and quartiles over the repeats; lower is better where the target is ≤")
     out.add_column("benchmark", no_wrap=True)
     out.add_column("limit is")
-    for heading in ("unit", "ours", "limit", "ratio", "min", "max", "target", "met"):
+    for heading in ("unit", "ours", "limit", "ratio", "25 %", "75 %", "target", "met"):
         out.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         benchmark, ratios = result.benchmark, result.ratios
         target = f"{'≤' if benchmark.at_most else '≥'} {benchmark.target:g}"
         if ratios:
             figures = [f"{value:,.4g}" for value in (median(result.ours), median(result.limit))]
-            figures += [f"{value:.3g}" for value in (median(ratios), min(ratios), max(ratios))]
+            figures += [f"{value:.3g}" for value in (median(ratios), *result.quartiles)]
             out.add_row(benchmark.name, benchmark.against, benchmark.unit, *figures, target, "yes" if result.met else "[bold]NO")
         else:
             out.add_row(benchmark.name, benchmark.missing, benchmark.unit, *["-"] * 5, target, "-")
@@ -86,7 +86,7 @@ def document(results: Sequence[Result], repeats: int) -> dict[str, object]:
                 "unit": result.benchmark.unit,
                 "ours": list(result.ours),
                 "limit": list(result.limit),
-                "ratio": {"median": median(ratios), "min": min(ratios), "max": max(ratios)} if (ratios := result.ratios) else None,
+                "ratio": _spread(result),
                 "target": {"at_most" if result.benchmark.at_most else "at_least": result.benchmark.target},
                 "met": result.met,
                 "missing": result.benchmark.missing or None,
@@ -94,6 +94,14 @@ def document(results: Sequence[Result], repeats: int) -> dict[str, object]:
             for result in results
         ],
     }
+
+
+def _spread(result: Result) -> dict[str, float] | None:
+    ratios = result.ratios
+    if not ratios:
+        return None
+    lower, upper = result.quartiles
+    return {"median": median(ratios), "lower_quartile": lower, "upper_quartile": upper, "min": min(ratios), "max": max(ratios)}
 
 
 def _begins(name: str, words: str) -> bool:

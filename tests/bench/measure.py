@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -48,6 +48,13 @@ class Result:
     def ratios(self) -> list[float]:
         """Ratio of ours to the limit, per repeat."""
         return [ours / limit for ours, limit in zip(self.ours, self.limit, strict=True)]
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Lower and upper quartile of the ratios; a single ratio is both."""
+        ratios = self.ratios
+        lower, _, upper = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        return lower, upper
 
     @property
     def met(self) -> bool | None:
