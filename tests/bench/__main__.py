@@ -61,11 +61,12 @@ def table(results: Sequence[Result]) -> Table:
         out.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         benchmark, ratios = result.benchmark, result.ratios
-        target = f"{'≤' if benchmark.at_most else '≥'} {benchmark.target:g}"
+        target = "-" if benchmark.target is None else f"{'≤' if benchmark.at_most else '≥'} {benchmark.target:g}"
+        met = {True: "yes", False: "[bold]NO", None: "-"}[result.met]
         if ratios:
             figures = [f"{value:,.4g}" for value in (median(result.ours), median(result.limit))]
             figures += [f"{value:.3g}" for value in (median(ratios), *result.quartiles)]
-            out.add_row(benchmark.name, benchmark.against, benchmark.unit, *figures, target, "yes" if result.met else "[bold]NO")
+            out.add_row(benchmark.name, benchmark.against, benchmark.unit, *figures, target, met)
         else:
             out.add_row(benchmark.name, benchmark.missing, benchmark.unit, *["-"] * 5, target, "-")
     return out

@@ -3,8 +3,11 @@
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
@@ -14,7 +17,8 @@ from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters
 from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Steps, Stop
-from sim.engine.events import Cluster, Run, simulate
+from sim.engine.cluster import LINKS, STOPS
+from sim.engine.events import Cluster, Run, SimulatedClock, simulate
 
 Log = list[tuple[int, float, float, str, int, int, int, str]]
 
@@ -527,3 +531,62 @@ def test_independent_units_take_unchanged_times(matches: tuple[bool, ...]) -> No
     assert alone.latency == before.latency
     assert alone.busy == before.busy
     assert log(alone) == log(before)
+
+
+# --- Shared events --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_passes_that_share_an_event_end_as_with_one_event_each(data: st.DataObject) -> None:
+    form = data.draw(st.sampled_from(ppd.FORMS))
+    layers = data.draw(st.integers(2, 6))
+    exit_layer = data.draw(st.integers((layers + 1) // 2, layers))
+    choice = Parameters(layers, exit_layer, data.draw(st.integers(1, 3)), form=form)
+    matches = data.draw(st.lists(st.integers(0, choice.candidates), min_size=1, max_size=6))
+    cost = UnitCost(layers, link=data.draw(st.sampled_from([0.0, 0.5, 1.0])), early_head=data.draw(st.sampled_from([0.0, 1.0])))
+    cluster = Cluster(
+        data.draw(st.integers(1, choice.units + 1)), data.draw(st.sampled_from(LINKS)), data.draw(st.sampled_from(STOPS))
+    )
+
+    def played() -> Run:
+        tokens = len(matches)
+        return simulate(ppd.decode(choice, [0], tokens), tokens, cluster, cost, World(1, layers, matches))
+
+    shared = played()
+    with mock.patch.object(SimulatedClock, "call_together", SimulatedClock.call_later):
+        assert played() == shared
+
+
+def test_the_last_token_comes_before_other_ends_of_its_event() -> None:
+    """Passes end together with the one that gives the last token: they are not followed by further steps."""
+    span = LayerSpan(0, 2)
+
+    def follower() -> Steps:
+        yield Forward("target", (1,), 1, span)
+        raise AssertionError("continued after the last token")
+
+    def steps() -> Steps:
+        yield Forward("target", (0,), 0, span)
+        yield Fork((follower(),), (1,))
+        yield Forward("target", (1,), 1, span)
+        yield Commit("token", (1,))
+
+    run = simulate(steps(), 1, Cluster(2), UnitCost(2), World(1, 2))
+    assert (run.latency, run.busy, run.passes) == (4.0, 6.0, 3)
+
+
+def test_a_pass_is_not_made_alone_before_others_end_with_its_event() -> None:
+    """The first of two passes of one event ends, and its process continues while the other still holds its unit."""
+    span = LayerSpan(0, 2)
+
+    def steps() -> Steps:
+        yield Forward("target", (0,), 0, span)
+        tasks = yield Fork((Forward("target", (1,), 1, span),), (1,))
+        yield Forward("target", (1,), 1, span)
+        yield Forward("target", (2,), 2, span)
+        yield Join(tasks)
+        yield Commit("token", (1,))
+
+    run = simulate(steps(), 1, Cluster(2), UnitCost(2), World(1, 2))
+    assert (run.latency, run.busy, run.peak_units) == (6.0, 8.0, 2)
