@@ -35,12 +35,14 @@ class RenamedOptions(DocumentedCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line, after a check for renamed options."""
-        from model.base import renamed_keys, user_errors
+        from model.base import renamed_keys
 
         known = {name for parameter in self.params for name in parameter.opts}
         for word in args[: args.index("--")] if "--" in args else args:
             option = word.partition("=")[0]
             if (new := renamed_keys.OPTIONS.get(option)) in known:
+                from model.base import user_errors  # imports numpy, which help does not need
+
                 user_errors.refuse(f"no such option {option}; it is now {new}")
         return super().parse_args(ctx, args)
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 from model.advice.acceptance_draws import AcceptanceDraws
 from model.base import checks
@@ -314,6 +314,8 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float 
     """Root of a monotone function; an end where it is 0 or crosses before, None if it stays below 0."""
     first, last = function(low), function(high)
     if first <= 0 <= last or last <= 0 <= first:
+        from scipy import optimize  # half a second, which most commands need not wait for
+
         return float(optimize.brentq(function, low, high, xtol=1e-9))
     return None if max(first, last) < 0 else (0.0 if last > first else high)
 

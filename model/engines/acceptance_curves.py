@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize
 
 from model.base import checks
 from model.base.checks import ParameterError
@@ -129,6 +128,8 @@ def constant_rate(draft_length: int, length: float) -> float:
     """
     checks.whole("draft_length", draft_length, 1, MOST_DRAFT)
     checks.number("mean_acceptance_length", length, 1, draft_length + 1)
+    from scipy import optimize  # half a second, which most commands need not wait for
+
     return float(optimize.brentq(lambda rate: sum(rate**i for i in range(draft_length + 1)) - length, 0.0, 1.0, xtol=1e-14))
 
 
@@ -164,6 +165,8 @@ def _curve(draft_lengths: ArrayLike, lengths: ArrayLike) -> tuple[Floats, Floats
 
 
 def _solved(wanted: Floats, among: Floats, below: Floats, bounds: Sequence[tuple[float, float | None]]) -> Floats:
+    from scipy import optimize
+
     found = optimize.linprog(wanted, A_ub=among, b_ub=below, bounds=bounds, method="highs")
     if not found.success:  # never: survival 0 satisfies every constraint of the first programme, its optimum those of the second
         raise RuntimeError(f"linear programme: {found.message}")

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 from model.base.checks import ParameterError
 from model.engines import cells as cell_tables
@@ -261,6 +261,8 @@ class _Posterior:
 
         around = np.random.Generator(np.random.Philox(STARTS)).standard_normal((STARTS - 1, size))
         firsts = [np.zeros(size), *around] if starts is None else [np.zeros(size), *((starts - means) / sds)]
+        from scipy import optimize  # half a second, which most commands need not wait for
+
         found = [optimize.minimize(descent, first, jac=True, method="BFGS") for first in firsts]
         return np.asarray(means + sds * min(found, key=lambda each: float(each.fun)).x)
 

@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
 
 from model.base import checks
 from model.base.checks import ParameterError
@@ -67,6 +66,8 @@ def constant_rate(mean_acceptance_length: float, draft_length: int) -> float:
 
     def beyond(rate: float) -> float:
         return float(step_terms.length_by_position([rate] * draft_length, [draft_length])[0]) - mean_acceptance_length
+
+    from scipy import optimize  # half a second, which most commands need not wait for
 
     return float(optimize.brentq(beyond, 0.0, 1.0))
 

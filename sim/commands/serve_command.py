@@ -150,7 +150,6 @@ def serve(
     from sim.advice import engine_settings
     from sim.advice.option_values import milliseconds, numbers, single
     from sim.advice.situation import Inputs
-    from sim.runs import trace as trace_files
     from sim.runs.environment import versions
     from sim.serving import policies, study, study_text
     from sim.serving.draft_placement import DraftPlacement
@@ -158,6 +157,8 @@ def serve(
     if settings is not None:
         checks.one_of("settings", settings, engine_settings.NAMES)
     if perfetto is not None:
+        from sim.runs import trace as trace_files
+
         trace_files.check_name(perfetto)
     if out is not None and not out.name:
         raise ParameterError(f"--out must be the name of files to write, such as runs/load, got {str(out)!r}")

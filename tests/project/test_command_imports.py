@@ -1,0 +1,87 @@
+"""Libraries that each command imports: those that it uses, and no other. Imports are most of the time of a short command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.project.test_every_command import APPS, commands
+
+ROOT = Path(__file__).parents[2]
+HEAVY = (
+    "hypothesis", "jinja2", "joblib", "matplotlib", "numpy", "pandas", "polars", "scipy", "scipy.optimize", "scipy.stats", "simpy",
+    "tokenizers", "torch", "transformers",
+)  # fmt: skip
+
+PROBE = f"""
+import importlib, json, sys
+app = importlib.import_module(f"{{sys.argv[1]}}.commands.{{sys.argv[1]}}_app").app
+for arguments in json.loads(sys.argv[2]):
+    try:
+        app(arguments, standalone_mode=False)
+    except SystemExit as end:
+        if end.code:
+            sys.exit(f"{{arguments}} ended with {{end.code}}")
+print("\\n" + json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+"""
+
+ADVICE = ("--model", "llama-3.1-8b", "--gpu", "h100", "--draft", "eagle3", "--acceptance", "0.7")
+LAW = ("--engine-law", "sglang-qwen3-235b-a22b")
+EXPLAINED = ("--mean-acceptance-length", "2.4", "--draft-length", "3", "--plain-tpot", "8ms", "--tpot", "6.2ms", *ADVICE[:6])
+SHORT_RUN = ("run", "--replications", "2")
+NUMBERS, TABLES = {"numpy", "scipy"}, {"numpy", "scipy", "polars"}
+
+ALLOWED = {
+    ("sim", "env"): {"numpy"},
+    ("sim", "ls"): NUMBERS,
+    ("sim", "ls", "scenarios"): NUMBERS,
+    ("sim", "ls", "laws"): NUMBERS,
+    ("sim", "schema", "scenarios"): NUMBERS,
+    ("sim", "lint", "ppd-overheads"): TABLES,  # it resolves the scenario as a run does
+    ("sim", "audit"): {"numpy"},
+    ("sim", "advise", *ADVICE): TABLES | {"scipy.optimize"},  # a profile is a table; the law is fitted
+    ("sim", "advise", *LAW, "--batch", "1,8", "--json"): NUMBERS | {"scipy.optimize"},
+    ("sim", "explain", *EXPLAINED): TABLES | {"scipy.optimize"},
+    ("sim", "serve", *LAW, "--concurrency", "1", "--policy", "off"): NUMBERS,
+    ("sim", *SHORT_RUN, "--view", "formula", "--no-figures"): TABLES | {"scipy.stats", "scipy.optimize"},  # a distribution
+    ("sim", *SHORT_RUN, "--view", "paths", "--no-figures"): TABLES,
+    ("sim", *SHORT_RUN, "--view", "events", "--no-figures"): TABLES | {"simpy"},
+    ("sim", *SHORT_RUN, "--view", "events"): TABLES | {"simpy", "matplotlib"},
+    ("sim", "trace", "--tokens", "4"): TABLES | {"simpy"},
+}
+"""Libraries that a command may import, by its arguments. Extras of real models (torch) are used by `calibrate` alone."""
+
+
+def imported(name: str, cwd: Path, *calls: tuple[str, ...]) -> set[str]:
+    """Libraries of `HEAVY` that a program has imported after these calls, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROBE, name, json.dumps(calls)]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_no_help_imports_a_heavy_library(name: str, tmp_path: Path) -> None:
+    calls = [(*verbs, "--help") for verbs, _ in commands(name)]
+    assert len(calls) > 10
+    assert imported(name, tmp_path, *calls) == set()
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(one, id=" ".join(one[:3]) + f"-{index}") for index, one in enumerate(ALLOWED)])
+def test_a_command_imports_what_it_uses(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    name, *rest = arguments
+    found = imported(name, tmp_path, tuple(rest))
+    assert found <= ALLOWED[arguments], "import these where they are used, not at the top of a module"
+
+
+def test_plot_and_report_import_what_they_use(tmp_path: Path) -> None:
+    """They read a finished run: nothing is simulated."""
+    imported("sim", tmp_path, (*SHORT_RUN, "--view", "formula", "--no-figures", "-o", "done"))
+    assert imported("sim", tmp_path, ("plot", "done")) <= {"numpy", "polars", "matplotlib"}
+    assert imported("sim", tmp_path, ("report", "done")) <= TABLES | {"jinja2"}
