@@ -1,8 +1,8 @@
-"""Runs on the workers of a dask cluster: one of this machine's processes, or one behind the address of a scheduler.
+"""Runs on the workers of a dask cluster: one of this machine's processes, or one whose scheduler is named by its address.
 
 Contents of files come back as bytes and are written here, so that workers need no folder in common with this process. Tasks are
 futures of dask.distributed, not calls of joblib's dask backend: with futures only a few tasks for each worker are sent at a time, a
-task whose workers died is told from one that failed, and tasks that nobody waits for are cancelled after Ctrl-C.
+task whose workers died is told from one that failed, and tasks that are not needed any more are cancelled after Ctrl-C.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_a_shard_whose_workers_keep_dying_ends_the_run(
 
 
 def failing(error: type[Exception], shard: Shard, **_: Any) -> bytes:
-    raise error("no such luck")
+    raise error("no such file")
 
 
 def test_errors_of_workers_are_those_of_local_runs(
@@ -165,7 +165,7 @@ def test_errors_of_workers_are_those_of_local_runs(
 ) -> None:
     for error, expected in {OSError: sweep.RunError, ParameterError: ParameterError, ImportError: ParameterError}.items():
         monkeypatch.setattr(sweep, "compute", functools.partial(failing, error))
-        with pytest.raises(expected, match="no such luck"):
+        with pytest.raises(expected, match="no such file"):
             sweep.run(scenario(), out=tmp_path / error.__name__, scheduler=cluster.scheduler_address)
 
 
