@@ -33,7 +33,7 @@ READERS = {
     "cells._read": "cells_of_engines", "engine_command._read": "cells_of_engines", "step_law._loaded": "step_laws",
     "bundled_profiles.origins": "lists_of_sources", "comparison_report.page_with_section": "pages", "corpus._read": "training_text",
     "load_scenario.load": "scenarios_of_servers", "load_scenario.holds_load": "scenarios_of_servers",
-    "load_scenario.text_of": "scenarios_of_servers", "load_scenario.fingerprint": "scenarios_of_servers",
+    "load_scenario.text_of": "scenarios_of_servers", "load_scenario.named_files": "scenarios_of_servers",
     "serving_run._prepare": "served_runs_that_were_broken_off", "serving_run._read": "served_runs_that_were_broken_off",
     "traces._lines": "traces_of_requests", "traces._json_rows": "traces_of_requests", "served_loads.read_run": "requests_of_runs",
     "acceptance_record.load": "acceptance_records", "engine_log._read": "engine_logs",
@@ -67,6 +67,7 @@ TRUSTED_READERS = {
     "engine_priors._read", "law_tables._sources", "law_tables.table",
     "published._read", "scenario_file.text_of", "corpus.standard_library", "machine._last_cache", "machine._processor",
     "atomic_files.locked",  # a directory
+    "environment._program",  # the program itself
 }  # fmt: skip
 
 VALUES: tuple[Any, ...] = (
