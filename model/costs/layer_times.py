@@ -175,7 +175,9 @@ class UnitCost(LayerTimeCosts, StepCosts):
         >>> UnitCost(4, cost_ratio=0.1, link=3.0).passes_only() == UnitCost(4, cost_ratio=0.1, draft_devices=0.0)
         True
         """
-        return replace(self, dispatch=0.0, dispatch_per_process=0.0, link=0.0, promotion=0.0, draft_devices=0.0)
+        copy = object.__new__(UnitCost)  # its numbers are checked, and its cached properties stay the same
+        vars(copy).update(vars(self), dispatch=0.0, dispatch_per_process=0.0, link=0.0, promotion=0.0, draft_devices=0.0)
+        return copy
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass; the last one includes the head."""
@@ -213,16 +215,20 @@ class UnitCost(LayerTimeCosts, StepCosts):
         (3.5, [4.5, 6.75], 0.45)
         """
         sequences, layers = np.asarray(shape.sequences), shape.layers
+        extent = sequences.shape
+        if not (np.isscalar(at) and np.isscalar(shape.width)):
+            extent = np.broadcast_shapes(extent, np.shape(shape.width), np.shape(at))
         whole = self.pass_time(shape.role)
         if whole is not None:
-            time = np.asarray(whole * self.slowdowns(sequences))
-        else:
-            run = self.propagation * layers.size if layers.kv_only else self.span(layers.first, layers.last, layers.gaps)
-            end = (self.head(layers.last) if np.any(shape.heads) else 0.0) + (self.state_check if shape.compared else 0.0)
-            time = np.asarray((run + end) * self.slowdowns(np.asarray(shape.width) * sequences))
-        if np.isscalar(at) and np.isscalar(shape.width):
-            return time
-        return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
+            return self._slowed(whole, sequences, extent)
+        run = self.propagation * layers.size if layers.kv_only else self.span(layers.first, layers.last, layers.gaps)
+        end = (self.head(layers.last) if np.any(shape.heads) else 0.0) + (self.state_check if shape.compared else 0.0)
+        return self._slowed(run + end, np.asarray(shape.width) * sequences, extent)
+
+    def _slowed(self, time: float, width: ArrayLike, extent: tuple[int, ...]) -> Floats:
+        """Time of a pass over `width` tokens in all, from that over one token; broadcast to a shape."""
+        slowed = np.asarray(time * self.slowdowns(width))
+        return slowed if slowed.shape == extent else np.broadcast_to(slowed, extent)
 
     def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
         """The pairs of `verify_cost` as given, even if they do not reach `max_width`."""

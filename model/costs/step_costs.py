@@ -8,7 +8,7 @@ expectations are sums over the positions at which passes start.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -213,9 +213,10 @@ class StepCosts:
         """
         raise NotImplementedError
 
-    def plain_time(self, tokens: int) -> float:
-        """Time of plain decoding of `tokens` tokens of one sequence."""
-        return float(tokens * self.plain_times() if self.uniform else self.plain_times(np.arange(tokens)).sum())
+    def plain_time(self, tokens: int) -> Any:
+        """Time of plain decoding of `tokens` tokens of one sequence; of several costs (`model.costs.many_costs`) an array."""
+        time = tokens * self.plain_times() if self.uniform else self.plain_times(np.arange(tokens)).sum(axis=-1)
+        return time if np.ndim(time) else float(time)
 
 
 ALL_LAYERS = LayerSpan(0, -1)

@@ -107,12 +107,17 @@ class StaticBatching(MethodParameters):
         """Copy in which no sequence is longer than `tokens`."""
         return self if self.lengths is None else replace(self, lengths=tuple(min(length, tokens) for length in self.lengths))
 
-    def plain_time(self, tokens: int, cost: StepCosts) -> float:
-        """Time of plain decoding of the same sequences in the same batches."""
+    def plain_time(self, tokens: int, cost: StepCosts) -> Any:
+        """Time of plain decoding of the same sequences in the same batches; of several costs an array."""
         if self.roles and self.decoded_sequences == 1:
             return super().plain_time(tokens, cost)
         position, sequences = (np.array(column) for column in zip(*self.columns(tokens), strict=True))
-        return float(sum(cost.plain_times(position[sequences == each], each).sum() for each in np.unique(sequences).tolist()))
+        known, counts = np.unique(sequences, return_counts=True)
+        if cost.uniform:
+            time = sum(count * cost.plain_times(0, each) for each, count in zip(known.tolist(), counts.tolist(), strict=True))
+        else:
+            time = sum(cost.plain_times(position[sequences == each], each).sum(axis=-1) for each in known.tolist())
+        return time if np.ndim(time) else float(time)
 
     def plain_work(self, tokens: int) -> Work:
         """Work of plain decoding of the same sequences in the same batches."""

@@ -338,8 +338,8 @@ class MethodParameters(TableRecord):
         """True if the method can decode static batches, with all their sequences."""
         return False
 
-    def plain_time(self, tokens: int, cost: StepCosts) -> float:
-        """Time of plain decoding of the same sequences in the same batches."""
+    def plain_time(self, tokens: int, cost: StepCosts) -> Any:
+        """Time of plain decoding of the same sequences in the same batches; of several costs an array."""
         return cost.plain_time(tokens)
 
     def plain_work(self, tokens: int) -> Work:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model.costs import many_costs
 from model.costs.step_costs import StepCosts
 from model.methods.method_parameters import MethodParameters
 
@@ -59,6 +60,85 @@ class PredictionPoints(Generic[Chosen]):
         """Choice and law index of each distinct pair, and the index of each point's pair."""
         keys, index = np.unique(self.choice * len(self.laws) + self.law, return_inverse=True)
         return keys // len(self.laws), keys % len(self.laws), index
+
+
+@dataclass(frozen=True)
+class DecodingPoints(Generic[Chosen]):
+    """Points of one method's parameters and tokens that differ in their laws and costs only.
+
+    Parameters
+    ----------
+    parameters, tokens
+        Of all points.
+    laws
+        Distinct laws.
+    cost
+        Distinct costs as one (`model.costs.many_costs.joined`): times have a leading axis of costs.
+    law, price
+        Index of each point's law and cost; shape (points,).
+    """
+
+    parameters: Chosen
+    tokens: int
+    laws: Sequence[Any]
+    cost: StepCosts
+    law: NDArray[np.intp]
+    price: NDArray[np.intp]
+
+    def at(self, index: NDArray[np.intp]) -> DecodingPoints[Chosen]:
+        """Subset of the points, in this order, with the laws that they use."""
+        used, law = np.unique(self.law[index], return_inverse=True)
+        return replace(self, laws=[self.laws[each] for each in used.tolist()], law=law, price=self.price[index])
+
+    def linear(self, counts: Floats, prices: Floats) -> Floats:
+        """Sum over events of count x price at each point; counts have shape (events, laws), prices (costs, events).
+
+        Unknown prices (nan) only matter for events that occur.
+        """
+        unknown = np.isnan(prices)
+        if unknown.any():
+            known = self.linear(counts, np.where(unknown, 0.0, prices))
+            return np.where(self.linear((counts != 0).astype(float), unknown.astype(float)) > 0, np.nan, known)
+        if counts.shape[1] * len(prices) <= _LARGEST_PRODUCT * self.law.size:
+            return np.asarray((prices @ counts)[self.price, self.law])
+        size = max(_CELLS // len(counts), 1)
+        parts = [slice(at, at + size) for at in range(0, self.law.size, size)]
+        each = [np.einsum("pk,kp->p", prices[self.price[part]], counts[:, self.law[part]]) for part in parts]
+        return np.concatenate(each)
+
+
+_LARGEST_PRODUCT = 4
+"""Largest number of pairs of laws and costs that are evaluated for each point that is asked for."""
+_CELLS = 500_000
+"""Numbers in arrays of prices and of counts: a few MB."""
+
+
+def predict_by_decoding(predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any]) -> Prediction:
+    """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size."""
+    kinds, kind_of_parameters = [], {}
+    for parameters, tokens, cost in points.choices:
+        same = kind_of_parameters.get(id(parameters))
+        if same is None:
+            same = kind_of_parameters[id(parameters)] = parameters
+        kinds.append((same, tokens, type(cost), cost.uniform))
+    number = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
+    kind = np.array([number[each] for each in kinds], dtype=np.intp)
+    found, order = [], []
+    for index, (parameters, tokens, _, uniform) in enumerate(number):
+        mine = np.flatnonzero(kind == index)
+        size = max(_CELLS // ((1 if uniform else tokens) * parameters.largest_pass), 1)
+        for start in range(0, len(mine), size):
+            choices = mine[start : start + size]
+            place = np.full(len(points.choices), -1)
+            place[choices] = np.arange(len(choices))
+            here = np.flatnonzero(place[points.choice] >= 0)
+            if here.size:
+                laws, law = np.unique(points.law[here], return_inverse=True)
+                cost = many_costs.joined([points.choices[each].cost for each in choices.tolist()])
+                of = [points.laws[each] for each in laws.tolist()]
+                found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]])))
+                order.append(here)
+    return Prediction.joined(found).at(np.argsort(np.concatenate(order)))
 
 
 @dataclass(frozen=True)

@@ -574,14 +574,14 @@ def draft_times(
 
 
 def sums_from(times: Floats, longest: int, tokens: int) -> Floats:
-    """Sums of 0, 1, ..., `longest` consecutive times from each position on; shape (tokens, longest + 1).
+    """Sums of 0, 1, ..., `longest` consecutive times from each position on; shape (..., tokens, longest + 1).
 
     >>> sums_from(np.array([1.0, 2.0, 4.0]), 2, 2).tolist()
     [[0.0, 1.0, 3.0], [0.0, 2.0, 6.0]]
     """
     start, count = np.arange(tokens), np.arange(longest + 1)
-    until = np.concatenate([[0.0], np.cumsum(times)])
-    return np.asarray(until[start[:, None] + count] - until[start][:, None])
+    until = np.concatenate([np.zeros((*times.shape[:-1], 1)), np.cumsum(times, axis=-1)], axis=-1)
+    return np.asarray(until[..., start[:, None] + count] - until[..., start][..., None])
 
 
 def times_by_width(
@@ -589,7 +589,7 @@ def times_by_width(
 ) -> Floats:
     """Times of passes by their tokens per sequence, starting `before` positions before each position.
 
-    Shape (widths,), or (tokens, widths) if times depend on the position.
+    Shape (..., widths), or (..., tokens, widths) if times depend on the position; of several costs these are the first axis.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.steps import LayerSpan
@@ -600,7 +600,7 @@ def times_by_width(
     if cost.uniform:
         return cost.times(shape_of(widths))
     start = np.maximum(np.arange(tokens) - before, 0)
-    return np.stack([cost.times(shape_of(int(width)), start) for width in widths], axis=1)
+    return np.stack([cost.times(shape_of(int(width)), start) for width in widths], axis=-1)
 
 
 def verify_times(cost: StepCosts, max_width: int, tokens: int, *, sequences: int = 1) -> Floats:
@@ -617,13 +617,13 @@ def verify_times(cost: StepCosts, max_width: int, tokens: int, *, sequences: int
 def reread_times(
     cost: StepCosts, tokens: int, *, role: str = "draft", sequences: int = 1, context_budget: int | None = None
 ) -> Floats:
-    """Additional time of a draft pass at each position if it also reads the token before; shape (tokens,), 0 at the first."""
+    """Additional time of a draft pass at each position if it also reads the token before; shape (..., tokens), 0 at the first."""
     start = np.arange(1, tokens)
     narrow, wide = (
         cost.draft_times(at, role=role, width=width, sequences=sequences, context_budget=context_budget)
         for width, at in ((1, start), (2, start - 1))
     )
-    return np.concatenate([[0.0], wide - narrow])
+    return np.concatenate([np.zeros((*wide.shape[:-1], 1)), wide - narrow], axis=-1)
 
 
 def longest_skipped(cost: StepCosts, tokens: int) -> float:

@@ -18,7 +18,8 @@ from model.interpret.simulated_answers import Lossy
 from model.methods.bild import paths
 from model.methods.bild import theory as formulas
 from model.methods.bild.algorithm import Parameters, decode
-from model.methods.bild.finite_bild import SegmentPrices, moments, prices, segments, starts, work
+from model.methods.bild.finite_bild import counts_of, prices, segments
+from model.methods.bild.theory import work
 from model.methods.bild.threshold_decisions import Independent, RecordedDecisions
 from model.steps import Commit, Forward, Read, Steps
 from sim.engine.cluster import Cluster
@@ -324,15 +325,15 @@ def test_means_equal_enumeration_of_all_outcomes(rates: list[tuple[int, int]], m
     tokens, parameters = len(rates) + 1, choice(form, max_draft_length)
     f, r = (np.array([pair[which] / 4 for pair in rates]) for which in (0, 1))
     price = prices(parameters, COST)
-    found = moments(parameters, tokens, Independent(f, r), price)
+    found = formulas.predict(parameters, tokens, Independent(f, r), COST)
     want = np.zeros(5)
     for decisions in itertools.product(range(3), repeat=tokens - 1):
         mass = math.prod(((1 - f[j]) * (1 - r[j]), f[j], (1 - f[j]) * r[j])[each] for j, each in enumerate(decisions))
         tally = segments(parameters, tokens, tiles([*decisions, 0]), price, 1)
         each = tally.time, tally.busy, tally.operations, tally.rounds, tally.drafted
         want += mass * np.array([float(values[0]) for values in each])
-    assert np.isnan(found.variance)
-    assert near([found.time, found.busy, found.operations, found.rounds, found.drafted], want, 1e-12)
+    assert np.isnan(found.latency_variance)
+    assert near([found.latency, found.busy, found.operations, found.rounds, found.drafted], want, 1e-12)
 
 
 @example([[0, 2, 0, 0, 1], [0, 0, 0, 0, 2]], "code")
@@ -425,7 +426,6 @@ def test_work_equals_the_counter(decisions: list[int], max_draft_length: int, fo
     found = count(decode(parameters, [0], tokens), Lossy(1, 8, decisions), tokens).account.totals()
     want = work(parameters, tokens, Independent(digits == 1, digits == 2))
     assert want is not None
-    assert formulas.work(parameters, tokens, Independent(digits == 1, digits == 2)) == want
     assert found.by_model.keys() == want.by_model.keys()
     assert (want.adoptions, want.adopted_rows) == (0, 0)
     for role, totals in found.by_model.items():
@@ -448,18 +448,25 @@ def test_work_by_hand() -> None:
     assert work(choice("paper", 3), 2, RecordedDecisions([[0, 1]])) is None
 
 
-def test_start_probabilities_sum_to_one_per_position() -> None:
-    """Every position is emitted once: by the large model in a segment, or accepted before."""
-    parameters, law = choice("code", 3), Independent(0.3, 0.2)
-    every = [*starts(parameters, 9, law)]
-    assert len(every) == 9
-    assert near(sum(each.mass * (1 + each.rollback_pass.sum()) for each in every), moments(parameters, 9, law, FLAT).rounds)
-    assert every[0].mass == 1
-    assert every[1].reread == 0
-    assert near([each.unsure.sum() + each.full_draft for each in every], np.ones(9))
-
-
-FLAT = SegmentPrices(np.ones((3, 2, 4)), np.ones((3, 4)))
+@given(st.integers(1, 12), st.integers(1, 6), st.sampled_from(FORMS), st.lists(st.integers(0, 8), min_size=22, max_size=22))
+def test_each_position_is_emitted_once(tokens: int, max_draft_length: int, form: str, eighths: list[int]) -> None:
+    """By the large model in a segment or after a rollback, or accepted before; counted with rates by position and with equal ones."""
+    parameters = choice(form, max_draft_length)
+    f, r = (np.array(eighths[which::2]) / 8 for which in (0, 1))
+    laws = [Independent(f, r), Independent(f[0], r[0]), Independent(np.full(11, f[0]), np.full(11, r[0]))]
+    by_position, summed = (counts_of(parameters, tokens, laws, by_position=each) for each in (True, False))
+    starts = by_position.segment.sum(axis=(1, 2))
+    assert near(starts[0], np.ones(3))
+    assert np.all(starts <= 1 + 1e-12)
+    assert np.all(by_position.reread <= starts + 1e-12)
+    assert near(by_position.segment.sum(axis=0), summed.segment[0], 1e-12)
+    assert near(by_position.rollback_pass.sum(axis=0), summed.rollback_pass[0], 1e-12, atol=1e-15)
+    assert near(summed.segment[..., 1], summed.segment[..., 2], 1e-12)
+    # Laws alone, and those of equal rates without others, whose segments are counted by their length.
+    for index, law in enumerate(laws):
+        alone = counts_of(parameters, tokens, [law])
+        assert near(alone.segment[..., 0], summed.segment[..., index], 1e-12)
+        assert near(alone.rollback_pass[..., 0], summed.rollback_pass[..., index], 1e-12, atol=1e-15)
 
 
 def test_walk_needs_a_whole_block() -> None:

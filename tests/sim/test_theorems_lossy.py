@@ -76,7 +76,7 @@ def free_when_unsure(right: Any, *args: Any) -> Any:
     """Omit the run in which the small model is unsure."""
     price = right(*args)
     segment = price.segment.copy()
-    segment[:, 1] = segment[:, 0]
+    segment[..., 1, :] = segment[..., 0, :]  # the axis before that of drafted tokens
     return price._replace(segment=segment)
 
 

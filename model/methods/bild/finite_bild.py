@@ -8,7 +8,8 @@ later ones, so means by position are exact. Costs of successive segments are dep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods import rounds
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions
+from model.methods.prediction import DecodingPoints
 from model.methods.rounds import Tally
 from model.steps import LayerSpan
 
@@ -30,7 +32,7 @@ class SegmentPrices(NamedTuple):
     """Time, unit-time and arithmetic of segments (`segment`) and of the pass after a rollback (`rollback_pass`).
 
     `segment` has axes (price, unsure, drafted tokens), `rollback_pass` (price, kept tokens). If times depend on the position, there
-    is an additional axis before the last: the start position of the segment.
+    is an additional axis before the last: the start position of the segment. With several costs their axis follows that of prices.
     """
 
     segment: Floats
@@ -42,14 +44,18 @@ class SegmentPrices(NamedTuple):
 
     @property
     def uniform(self) -> bool:
-        """True if a segment takes the same time at every position."""
+        """True if a segment takes the same time at every position, at a single cost."""
         return self.rollback_pass.ndim == 2
 
     def at(self, position: int) -> tuple[Floats, Floats]:
-        """`segment` and `rollback_pass` of segments that start at a position."""
+        """`segment` and `rollback_pass` of segments that start at a position, at a single cost."""
         if self.uniform:
             return self.segment, self.rollback_pass
         return self.segment[:, :, position], self.rollback_pass[:, position]
+
+    def of(self, cost: int) -> SegmentPrices:
+        """Prices at one of several costs."""
+        return SegmentPrices(*(None if each is None else each[:, cost] for each in self))  # type: ignore[arg-type]
 
 
 def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentPrices:
@@ -68,30 +74,39 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentP
     whole, widths = LayerSpan(0, layers), np.arange(1, parameters.largest_pass + 1)
     written = np.arange(longest + 1)
     runs = written + np.array([[0], [1]])
+    axes = (...,) + (None,) * (2 if cost.uniform else 3)  # of one number for each of several costs
     reread = None
     if parameters.exit_layer is None:
         small = _times_of_runs(cost, PassShape(ALL_LAYERS, "draft", heads=1), runs, tokens)
         large = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width), widths, tokens)
-        time, busy = (small * share + large for share in (1.0, cost.draft_devices))
+        large = large[..., None, :] if cost.uniform else large[..., None, :, :]
+        time, busy = small + large, small * np.asarray(cost.draft_devices)[axes] + large
         if not cost.uniform:
-            reread = np.outer([1.0, cost.draft_devices], rounds.reread_times(cost, tokens))
-        moved = 2 * cost.link * (runs > 0) if parameters.placement == "separate" else np.zeros(runs.shape)
-        operations = 1 + written + np.where(runs > 0, runs * cost.operations("draft"), 0.0)
+            extra = rounds.reread_times(cost, tokens)
+            reread = np.stack([extra, extra * np.asarray(cost.draft_devices)[..., None]])
+        moved = 2 * np.asarray(cost.link)[axes] * _over(runs > 0, cost) if parameters.placement == "separate" else 0.0
+        drafting = np.where(runs > 0, runs * np.asarray(cost.operations("draft"))[..., None, None], 0.0)
+        operations = _over(1 + written + drafting, cost)
     else:
         first = LayerSpan(0, parameters.exit_layer)
         rest = LayerSpan(parameters.exit_layer, layers)
         small = _times_of_runs(cost, PassShape(first, heads=1), runs, tokens)
         large = rounds.times_by_width(cost, lambda width: PassShape(rest, width=width, heads=width, joins=True), widths, tokens)
-        small[0] += cost.times(PassShape(first), 0 if cost.uniform else np.arange(tokens)[:, None] + written)
-        time = busy = small + large
-        moved, operations = np.zeros(runs.shape), np.broadcast_to(1 + written, runs.shape)
-    kept = written[:-1]
-    back = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=1), kept + 2, tokens)
+        last = cost.times(PassShape(first), 0 if cost.uniform else np.arange(tokens)[:, None] + written)
+        full = np.array([[1.0], [0.0]])  # the last token of a full draft also runs through the first layers
+        large = large[..., None, :] if cost.uniform else large[..., None, :, :]
+        last = last[..., None, None] if cost.uniform else last[..., None, :, :]
+        time = busy = small + large + last * _over(full, cost)
+        moved, operations = 0.0, 1.0 + written
+    back = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=1), written[:-1] + 2, tokens)
     again = np.concatenate([back, np.full((*back.shape[:-1], 1), np.nan)], axis=-1)
-    if not cost.uniform:
-        moved, operations = moved[:, None], operations[:, None]
     segment, more = np.broadcast_arrays(time + moved, busy, operations), np.broadcast_arrays(again, again, written + 2.0)
     return SegmentPrices(np.array(segment), np.array(more), reread)
+
+
+def _over(values: NDArray[Any], cost: StepCosts) -> NDArray[Any]:
+    """Insert an axis of start positions before the last, if times depend on the position."""
+    return values if cost.uniform else values[..., None, :]
 
 
 def _times_of_runs(cost: StepCosts, shape: PassShape, runs: NDArray[np.int64], tokens: int) -> Floats:
@@ -99,9 +114,10 @@ def _times_of_runs(cost: StepCosts, shape: PassShape, runs: NDArray[np.int64], t
     if shape.role == "draft":
         cost.require("draft")
     if cost.uniform:
-        return np.asarray(runs * cost.times(shape))
+        return np.asarray(runs * cost.times(shape)[..., None, None])
     most = int(runs.max())
-    return np.moveaxis(rounds.sums_from(cost.times(shape, np.arange(tokens + most)), most, tokens)[:, runs], 0, 1)
+    sums = rounds.sums_from(cost.times(shape, np.arange(tokens + most)), most, tokens)
+    return np.moveaxis(sums[..., runs], -2, -3)
 
 
 def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: SegmentPrices, replications: int) -> Tally:
@@ -174,109 +190,218 @@ def _looking_ahead(tiles: Iterator[Digits], longest: int, tokens: int, replicati
 _ROWS = 256
 
 
-def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: SegmentPrices) -> rounds.Moments:
-    """Exact means of `segments`; the variance is nan except for records, each of which is replayed once.
+class SegmentCounts(NamedTuple):
+    """Expected numbers of segments and of passes after a rollback, with an axis of laws last.
 
-    >>> flat = SegmentPrices(np.ones((3, 2, 4)), np.ones((3, 4)))
-    >>> found = moments(Parameters(24, max_draft_length=3), 128, Independent(0.0, 0.21), flat)
-    >>> round(found.rounds, 3)  # without fallbacks: speculative decoding with gamma = 3 and alpha = 0.79
-    44.446
+    `segment` has axes (position, unsure, drafted tokens, law), `rollback_pass` (position, kept tokens, law). Without positions their
+    axis has a single entry, the sum, and `reread` is not counted.
     """
-    if isinstance(law, RecordedDecisions):
-        law.cover(tokens - 1)
-        decisions = np.ascontiguousarray(law.records[:, : tokens - 1].T)
-        return rounds.mean_of(segments(parameters, tokens, iter([decisions]), price, len(law.records)))
-    totals, passes, drafted = np.zeros(3), 0.0, 0.0
-    for position, each in enumerate(starts(parameters, tokens, law)):
-        most = len(each.unsure)
-        own, again = price.at(position)
-        segment = own[:, 1, :most] @ each.unsure + own[:, 0, most] * each.full_draft
-        totals += each.mass * (segment + again[:, :most] @ each.rollback_pass)
-        if price.reread is not None and most:
-            totals[:2] += each.reread * price.reread[:, position]
-        passes += each.mass * (1 + each.rollback_pass.sum())
-        drafted += each.mass * each.drafted
-    return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))
 
-
-class SegmentStart(NamedTuple):
-    """Probabilities of a segment at a position; `mass` is the probability that a segment starts there."""
-
-    mass: float
-    reread: float
-    """Probability that a segment starts there and the small model must read two tokens first."""
-    unsure: Floats
-    """Probabilities of a fallback after 0, 1, ... drafted tokens."""
-    full_draft: float
-    """Probability of a full draft."""
-    drafted: float
-    """Expected drafted tokens."""
+    segment: Floats
     rollback_pass: Floats
-    """Probabilities of a rollback after 0, 1, ... accepted tokens with another pass of the large model."""
+    reread: Floats
+    """Segments at each position in which the small model must read two tokens first; shape (positions, laws)."""
+
+    @property
+    def passes(self) -> Floats:
+        """Passes of the large model by law."""
+        return np.asarray(self.segment.sum(axis=(0, 1, 2)) + self.rollback_pass.sum(axis=(0, 1)))
+
+    @property
+    def drafted(self) -> Floats:
+        """Drafted tokens by law."""
+        return np.asarray(np.einsum("purl,r->l", self.segment, np.arange(self.segment.shape[2])))
 
 
-def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[SegmentStart]:
-    """Distribution of segments, position by position: a start depends only on earlier decisions."""
-    fallback, rollback = law.probabilities(tokens - 1)
-    mass, late = np.zeros((2, tokens + 1))
+class _SegmentEnds(NamedTuple):
+    """Probabilities of a segment that may draft `most` tokens, with an axis of laws last."""
+
+    unsure: Floats
+    """A fallback after 0, 1, ..., most - 1 drafted tokens, of which all are accepted or one is rolled back."""
+    written: Floats
+    """At least 0, 1, ..., most drafted tokens."""
+    accepted: Floats
+    """At least 0, 1, ..., most drafted tokens, all accepted."""
+    back: Floats
+    """A rollback after 0, 1, ..., most - 1 accepted tokens."""
+    stops: Floats
+    """A fallback after 0, 1, ..., most - 1 drafted tokens, all accepted."""
+
+    @staticmethod
+    def of(fallback: Floats, rollback: Floats) -> _SegmentEnds:
+        """Probabilities from the rates at the positions that may be drafted, shape (most, laws)."""
+        goes_on, keeps = 1 - fallback, (1 - fallback) * (1 - rollback)
+        one = np.ones((1, *fallback.shape[1:]))
+        written, accepted = (np.concatenate([one, np.cumprod(each, axis=0)]) for each in (goes_on, keeps))
+        return _SegmentEnds(
+            written[:-1] * fallback, written, accepted, accepted[:-1] * goes_on * rollback, accepted[:-1] * fallback
+        )
+
+    def cut(self, most: int) -> _SegmentEnds:
+        """Probabilities of a segment that may draft fewer tokens."""
+        return _SegmentEnds(
+            self.unsure[:most], self.written[: most + 1], self.accepted[: most + 1], self.back[:most], self.stops[:most]
+        )
+
+
+def counts_of(parameters: Parameters, tokens: int, laws: Sequence[Independent], *, by_position: bool = False) -> SegmentCounts:
+    """Expected numbers of segments of decodings: where one starts depends only on earlier decisions.
+
+    A recursion over the start positions, for all laws at once.
+
+    >>> found = counts_of(Parameters(24, max_draft_length=1), 3, [Independent(0.5, 0.0)])
+    >>> found.segment[0, :, :, 0].tolist()  # at first and, with probability 0.5, next; the last segment drafts nothing
+    [[0.75, 0.75], [0.75, 0.0]]
+    """
+    longest, code = parameters.longest_draft, parameters.variant == "code"
+    constant = all(law.constant for law in laws)
+    each = [law.probabilities(min(tokens - 1, 1) if constant else tokens - 1) for law in laws]
+    fallback, rollback = (np.stack(rates, axis=-1) for rates in zip(*each, strict=True))
+    rows, count = tokens if by_position else 1, len(laws)
+    segment, again = np.zeros((rows, 2, longest + 1, count)), np.zeros((rows, longest, count))
+    mass, late = np.zeros((tokens + 1, count)), np.zeros((tokens + 1, count))
     mass[0] = 1.0
-    code = parameters.variant == "code"
+    alike: _SegmentEnds | None = None  # of full length, if all positions have the same rates
+    whole = np.zeros(count)  # probabilities of starts that are counted together, as their segments are alike
     for start in range(tokens):
-        most = min(parameters.longest_draft, tokens - 1 - start)
-        here = slice(start, start + most)
-        f, r = fallback[here], rollback[here]
-        written = np.concatenate([[1.0], np.cumprod(1 - f)])  # at least 0, 1, ... tokens drafted
-        stays = np.concatenate([[1.0], np.cumprod((1 - f) * (1 - r))])
-        back = stays[:-1] * (1 - f) * r  # 0, 1, ... accepted, and the next rolled back
-        again = back if code else np.zeros_like(back)
-        yield SegmentStart(mass[start], late[start], written[:-1] * f, written[-1], written[1:].sum(), again)
-        mass[start + 1 : start + 1 + most] += mass[start] * stays[:-1] * f
-        mass[start + 1 + code : start + 1 + code + most] += mass[start] * back
-        mass[start + 1 + most] += mass[start] * stays[-1]
-        # The small model has not read the last token of a full draft, nor the first of two tokens of the large model.
-        late[start + 1 + most] += mass[start] * stays[-1]
-        late[start + 2 : start + 2 + most] += mass[start] * again
+        most = min(longest, tokens - 1 - start)
+        if constant:
+            alike = alike or _SegmentEnds.of(*(np.repeat(rates, most, axis=0) for rates in (fallback, rollback)))
+            ends = alike if len(alike.back) == most else alike.cut(most)
+        else:
+            ends = _SegmentEnds.of(fallback[start : start + most], rollback[start : start + most])
+        here = mass[start]
+        if ends is alike and not by_position:
+            whole += here
+        else:
+            _count(segment, again, start if by_position else 0, ends, here, code=code)
+        if most:
+            mass[start + 1 : start + 1 + most] += here * (ends.stops if code else ends.stops + ends.back)
+            mass[start + 1 + most] += here * ends.accepted[-1]
+            if code:
+                mass[start + 2 : start + 2 + most] += here * ends.back
+            if by_position:
+                # The small model has not read the last token of a full draft, nor the first of two tokens of the large model.
+                late[start + 1 + most] += here * ends.accepted[-1]
+                if code:
+                    late[start + 2 : start + 2 + most] += here * ends.back
+    if alike is not None and not by_position:
+        _count(segment, again, 0, alike, whole, code=code)
+    late[max(tokens - 1, 0) :] = 0.0  # the last segment has no draft
+    return SegmentCounts(segment, again, late[:tokens])
 
 
-def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
-    """Expected work of the passes of both models; None for records.
+def _count(segment: Floats, again: Floats, row: int, ends: _SegmentEnds, mass: Floats, *, code: bool) -> None:
+    """Add segments that start with a probability `mass`."""
+    most = len(ends.back)
+    segment[row, 1, :most] += mass * ends.unsure
+    segment[row, 0, most] += mass * ends.written[-1]
+    if code:
+        again[row, :most] += mass * ends.back
+
+
+def moments_of_points(points: DecodingPoints[Parameters], price: SegmentPrices) -> rounds.Moments:
+    """Exact means of `segments` at points, with the prices of their costs; arrays of shape (points,).
+
+    The times of the segments of a decoding add up, so that segments are counted once for all prices. The variance is nan except for
+    records, each of which is replayed once.
+    """
+    replayed = np.array([isinstance(law, RecordedDecisions) for law in points.laws], dtype=np.bool_)
+    found = np.empty((len(rounds.Moments._fields), points.law.size))
+    own = replayed[points.law]
+    for at in np.flatnonzero(own).tolist():
+        found[:, at] = _of_records(points.parameters, points.tokens, points.laws[points.law[at]], price.of(int(points.price[at])))
+    if not own.all():
+        found[:, ~own] = _of_counts(points.at(np.flatnonzero(~own)), price)
+    return rounds.Moments(*found)
+
+
+def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
+    """Rows of `Moments` at points with independent decisions."""
+    tokens, longest, uniform = points.tokens, points.parameters.longest_draft, price.segment.ndim == 4
+    segment, again = price.segment, price.rollback_pass[..., :longest]
+    if not uniform:
+        segment, again = np.moveaxis(segment, -2, 2), np.moveaxis(again, -2, 2)  # the position is the first axis of counts
+    columns = [each.reshape(3, segment.shape[1], -1) for each in (segment, again)]
+    if price.reread is not None:
+        columns.append(np.concatenate([price.reread, np.zeros((1, *price.reread.shape[1:]))]))
+    prices = np.concatenate(columns, axis=2)
+    found = np.empty((len(rounds.Moments._fields), points.law.size))
+    size = max(_COUNTS // prices.shape[2], 1) if not uniform else max(_COUNTS // (tokens + prices.shape[2]), 1)
+    for start in range(0, len(points.laws), size):
+        mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
+        part = replace(points, laws=points.laws[start : start + size], law=points.law[mine] - start, price=points.price[mine])
+        counted = counts_of(points.parameters, tokens, part.laws, by_position=not uniform)
+        rows = [each.reshape(-1, len(part.laws)) for each in counted[: 2 if price.reread is None else 3]]
+        counts = np.concatenate(rows)
+        time, busy, operations = (part.linear(counts, each) for each in prices)
+        passes, drafted = counted.passes[part.law], counted.drafted[part.law]
+        found[:, mine] = time, np.full(mine.size, np.nan), busy, operations, passes, drafted
+    return found
+
+
+_COUNTS = 150_000
+"""Counts that are computed together, so that they stay in the cache of a processor."""
+
+
+def _of_records(parameters: Parameters, tokens: int, law: RecordedDecisions, price: SegmentPrices) -> rounds.Moments:
+    law.cover(tokens - 1)
+    decisions = np.ascontiguousarray(law.records[:, : tokens - 1].T)
+    return rounds.mean_of(segments(parameters, tokens, iter([decisions]), price, len(law.records)))
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[DecisionLaw]) -> Work | None:
+    """Expected work of the passes of both models under each of several laws, as arrays of shape (laws,); None if one is of records.
 
     With an exit layer all passes are the target's: single-token passes through the first layers, one pass through the others.
 
-    >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).by_model  # always unsure
+    >>> found = work_of_laws(Parameters(24, draft_layers=6), 10, [Independent(1.0, 0.0)]).at(0).by_model  # always unsure
     >>> found["target"].passes, found["draft"].passes  # the last token needs no draft
     (10.0, 9.0)
     """
-    if not isinstance(law, Independent):
+    known = [law for law in laws if isinstance(law, Independent)]
+    if len(known) < len(laws):
         return None
+    size = max(_COUNTS // (tokens * 3 * (parameters.longest_draft + 1)), 1)
+    parts = [_sums(parameters, counts_of(parameters, tokens, known[at : at + size], by_position=True))
+             for at in range(0, len(known), size)]
+    large, small = np.concatenate(parts, axis=2)
     early = parameters.exit_layer
-    large, small = np.zeros((2, 5))  # passes, tokens, positions attended to and read; heads
-    for place, each in enumerate(starts(parameters, tokens, law)):
-        most = len(each.unsure)
-        written = np.append(each.unsure, each.full_draft)
-        drafted = np.arange(most + 1.0)
-        large += each.mass * _wide(place, drafted + 1, written, heads=drafted + 1)
-        kept = np.arange(float(most))
-        large += each.mass * _wide(place, kept + 2, each.rollback_pass, heads=np.ones(most))
-        asked = np.minimum(drafted + 1, most)
-        runs = asked if early is None else drafted + 1  # the last token of a full draft runs through the first layers too
-        seen = place * runs + runs * (runs + 1) / 2
-        small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ asked])
-        if early is None:
-            small += each.reread * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
     if early is not None:
-        first, others = _totals(early, small)._replace(head_runs=float(small[4])), _totals(parameters.layers - early, large)
+        first, others = _totals(early, small)._replace(head_runs=small[4]), _totals(parameters.layers - early, large)
         return Work({"target": Totals(*(one + other for one, other in zip(first, others, strict=True)))})
     found = {"target": _totals(parameters.layers, large)}
     return Work(found | {"draft": _totals(parameters.draft_layers, small)} if tokens > 1 else found)
 
 
-def _wide(place: int, width: Floats, mass: Floats, heads: Floats) -> Floats:
-    """Expected passes from a position: their number, tokens, attended positions, rows read and heads, weighted by `mass`."""
+def _sums(parameters: Parameters, counts: SegmentCounts) -> Floats:
+    """Passes, tokens, attended positions, rows read and heads of the large and of the small model, by law."""
+    tokens, longest = len(counts.segment), parameters.longest_draft
+    place = np.arange(float(tokens))[:, None]
+    most = np.minimum(longest, tokens - 1 - place)
+    drafted, kept = np.arange(longest + 1.0), np.arange(float(longest))
+    segments_ = counts.segment.sum(axis=1)
+    large = _wide(place, drafted + 1, segments_, drafted + 1) + _wide(place, kept + 2, counts.rollback_pass, np.ones(longest))
+    asked = np.minimum(drafted + 1, most)
+    runs = asked if parameters.exit_layer is None else drafted + 1 + 0 * place  # the last token of a full draft runs there too
+    seen = place * runs + runs * (runs + 1) / 2
+    small = np.array([np.einsum("prl,pr->l", segments_, each) for each in (runs, runs, seen, seen, asked)])
+    if parameters.exit_layer is None:
+        small[1] += counts.reread.sum(axis=0)
+        small[2] += place[:, 0] @ counts.reread
+    return np.stack([large, small])
+
+
+def _wide(place: Floats, width: Floats, mass: Floats, heads: Floats) -> Floats:
+    """Expected passes from each position: their number, tokens, attended positions, rows read and heads, weighted by `mass`."""
     attended = place * width + width * (width + 1) / 2
-    return np.array([mass.sum(), mass @ width, mass @ attended, mass @ (place + width), mass @ heads])
+    of_width = mass.sum(axis=0)
+    return np.array([
+        of_width.sum(axis=0), width @ of_width, np.einsum("prl,pr->l", mass, attended),
+        np.einsum("prl,pr->l", mass, place + width), heads @ of_width,
+    ])  # fmt: skip
 
 
 def _totals(layers: int, sums: Floats) -> Totals:
-    passes, tokens, attended, read, heads = map(float, sums)
+    passes, tokens, attended, read, heads = sums
     return Totals(passes, layers * passes, layers * tokens, layers * attended, layers * read, head_runs=passes, heads=heads)

@@ -30,14 +30,14 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work
-from model.methods.bild import finite_bild
 from model.methods.bild.algorithm import UNSURE, Parameters
 from model.methods.bild.algorithm import VARIANTS as VARIANTS
-from model.methods.bild.finite_bild import moments, prices
+from model.methods.bild.finite_bild import moments_of_points, prices
+from model.methods.bild.finite_bild import work_of_laws as work_of_laws
 from model.methods.bild.threshold_decisions import DecisionLaw, Decisions
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
-from model.methods.prediction import Prediction
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.speculative.theory import sum_of_powers
 
 if TYPE_CHECKING:
@@ -60,13 +60,23 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: S
     (2.46, 2.47)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    count = int(np.asarray(tokens))
-    price = prices(parameters, cost, count)
-    found = moments(parameters, count, law, price)
-    ratio = 1.0 if np.array_equal(price.segment[0], price.segment[1]) else float("nan")
-    plain = parameters.plain_time(count, cost)
-    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
-    return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations)))
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points; segments are counted once for all costs."""
+    return predict_by_decoding(_predict_together, points)
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    price = prices(points.parameters, points.cost, points.tokens)
+    found = moments_of_points(points, price)
+    time, busy = (each.reshape(len(each), -1) for each in price.segment[:2])
+    ratio = np.where((time == busy).all(axis=1), 1.0, np.nan)[points.price]
+    units = np.full(points.law.size, float(points.parameters.units))
+    plain = points.parameters.plain_time(points.tokens, points.cost)[points.price]
+    return Prediction(found.time, found.variance, found.busy, ratio, units, plain, found.rounds, found.drafted, found.operations)
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
@@ -86,7 +96,8 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
 def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
     """Expected work of the passes of both models; None for records."""
-    return finite_bild.work(parameters, tokens, law)
+    found = work_of_laws(parameters, tokens, [law])
+    return None if found is None else found.at(0)
 
 
 # --- A segment: tokens and passes -------------------------------------------------------------------------------------

@@ -141,6 +141,11 @@ class Independent:
             if rates.ndim > 1 or not rates.size:
                 raise checks.ParameterError(f"{name} must be a number or a list of numbers, got {checks.shown(rates.tolist())}")
 
+    @property
+    def constant(self) -> bool:
+        """True if all positions have the same rates."""
+        return not self.fallback_rate.ndim and not self.rollback_rate.ndim
+
     def probabilities(self, positions: int) -> tuple[Floats, Floats]:
         """f and r at each position, each of shape (positions,)."""
         return self._first("fallback_rate", positions), self._first("rollback_rate", positions)

@@ -1,0 +1,93 @@
+"""Several costs as one: times have a leading axis of costs, so that the prices of a method are computed once for all of them.
+
+For closed forms only: passes are not split into layers, and starting processes has no price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.costs.layer_times import UnitCost
+from model.costs.step_costs import OPERATIONS, RATIOS, PassShape, StepCosts
+
+Floats = NDArray[np.float64]
+_NUMBERS = (
+    "early_head", "final_head", "link", "promotion", "propagation", "state_check", "draft_devices", *RATIOS.values(),
+    *OPERATIONS.values(),
+)  # fmt: skip
+_numbers_of = attrgetter(*_NUMBERS)
+_curve_and_layers_of = attrgetter("verify_cost", "layer_times")
+
+
+def joined(costs: Sequence[StepCosts]) -> StepCosts:
+    """Costs whose times, and other numbers, have a leading axis with one entry for each of `costs`.
+
+    All must have the same number of layers, and either all or none must be `uniform`.
+
+    >>> cost = joined([UnitCost(4, cost_ratio=0.5), UnitCost(4, cost_ratio=0.25, final_head=1.0)])
+    >>> cost.plain_times().tolist(), cost.draft_times().tolist(), cost.verify_times([1, 2]).tolist()
+    ([4.0, 5.0], [2.0, 1.25], [[4.0, 4.0], [5.0, 5.0]])
+    """
+    return UnitCosts(costs) if all(type(each) is UnitCost for each in costs) else PricedTogether(costs)
+
+
+class UnitCosts(UnitCost):
+    """Costs in layer-times, with arrays of shape (costs,) in place of numbers."""
+
+    def __init__(self, costs: Sequence[Any]) -> None:
+        values: dict[str, Any] = {"layers": costs[0].layers}
+        for name, column in zip(_NUMBERS, zip(*map(_numbers_of, costs), strict=True), strict=True):
+            missing = name in RATIOS.values() and None in column  # a ratio that one of the costs lacks: `require` then names it
+            values[name] = None if missing else np.array(column, dtype=np.float64)  # an unknown operations_ratio is nan
+        curves, layer_times = zip(*map(_curve_and_layers_of, costs), strict=True)
+        if any(times is not None for times in layer_times):
+            values["depths"] = tuple(np.array([each.depths for each in costs], dtype=np.float64).T)
+        else:
+            values["layer_times"] = None
+        distinct = {id(curve): index for index, curve in enumerate(curves)}  # one of each
+        values["_curves"] = [costs[index] for index in distinct.values()]
+        place = {key: number for number, key in enumerate(distinct)}
+        values["_curve_of"] = np.array([place[id(curve)] for curve in curves], dtype=np.intp)
+        vars(self).update(values)
+
+    def slowdowns(self, width: ArrayLike) -> Floats:
+        """Slowdown by cost and width."""
+        curves: list[UnitCost] = vars(self)["_curves"]
+        return np.stack([each.slowdowns(width) for each in curves])[vars(self)["_curve_of"] if len(curves) > 1 else slice(None)]
+
+    def _slowed(self, time: Any, width: ArrayLike, extent: tuple[int, ...]) -> Floats:
+        slow = self.slowdowns(width)
+        slow = slow.reshape(len(slow), *(1,) * (len(extent) + 1 - slow.ndim), *slow.shape[1:])
+        time = np.reshape(time, (-1,) + (1,) * len(extent))
+        return np.broadcast_to(time * slow, (len(vars(self)["final_head"]), *extent))
+
+    def operations(self, role: str) -> Any:
+        """Operations per token in a pass of this model relative to the target, by cost [-]; nan without a ratio."""
+        return getattr(self, OPERATIONS[role])
+
+
+class PricedTogether(StepCosts):
+    """Costs of any kind, priced one after another."""
+
+    def __init__(self, costs: Sequence[StepCosts]) -> None:
+        self.costs = costs
+        self.layers, self.uniform = costs[0].layers, costs[0].uniform
+        for name in ("link", "promotion", "draft_devices"):
+            setattr(self, name, np.array([getattr(each, name) for each in costs], dtype=np.float64))
+
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        """Time of a pass of this shape after `at` positions, by cost."""
+        return np.stack(np.broadcast_arrays(*(each.times(shape, at) for each in self.costs)))
+
+    def has_model(self, role: str) -> bool:
+        """True if the time of passes of this model is known to all costs."""
+        return all(each.has_model(role) for each in self.costs)
+
+    def operations(self, role: str) -> Any:
+        """Operations per token in a pass of this model relative to the target, by cost [-]."""
+        return np.array([each.operations(role) for each in self.costs])
