@@ -264,7 +264,7 @@ def _cost(case: Case, which: str) -> StepCosts:
 def _with_passes(method: registry.Method, points: PointBlock, tensor_parallel: Floats) -> tuple[Prediction, tuple[Floats, Floats]]:
     """Prediction, with the times of all passes and of the target's; nan where the time has no parts."""
     known = points.of_choices(lambda case: time_breakdown.missing_because(case) is None) > 0
-    several = known & (points.of_choices(lambda case: time_breakdown.passes_only(case) is not None) > 0)
+    several = known & (points.of_choices(time_breakdown.several_parts) > 0)
     nothing_else = points.of_choices(time_breakdown.passes_alone) > 0
     many = points.number.size > MANY_POINTS
     if many and several.all() and nothing_else.all() and (tensor_parallel == 1).all():

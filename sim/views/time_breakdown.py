@@ -46,10 +46,14 @@ def missing_because(case: Case) -> str | None:
     return None
 
 
+def several_parts(case: Case) -> bool:
+    """True if not all time goes to passes of the target, so that a second evaluation separates the parts."""
+    return bool(case.parameters.roles) or case.cost.has_overheads(case.parameters.units)
+
+
 def passes_only(case: Case) -> StepCosts | None:
     """Costs whose evaluation separates the parts; None if all time goes to passes of the target."""
-    needed = case.parameters.roles or case.cost.has_overheads(case.parameters.units)
-    return case.cost.passes_only() if needed else None
+    return case.cost.passes_only() if several_parts(case) else None
 
 
 def passes_alone(case: Case) -> bool:

@@ -255,8 +255,13 @@ def counts_of(parameters: Parameters, tokens: int, laws: Sequence[Independent], 
     """
     longest, code = parameters.longest_draft, parameters.variant == "code"
     constant = all(law.constant for law in laws)
-    each = [law.probabilities(min(tokens - 1, 1) if constant else tokens - 1) for law in laws]
-    fallback, rollback = (np.stack(rates, axis=-1) for rates in zip(*each, strict=True))
+    if constant:
+        fallback, rollback = (
+            np.array([[float(getattr(law, name)) for law in laws]]) for name in ("fallback_rate", "rollback_rate")
+        )
+    else:
+        each = [law.probabilities(tokens - 1) for law in laws]
+        fallback, rollback = (np.stack(rates, axis=-1) for rates in zip(*each, strict=True))
     rows, count = tokens if by_position else 1, len(laws)
     segment, again = np.zeros((rows, 2, longest + 1, count)), np.zeros((rows, longest, count))
     mass, late = np.zeros((tokens + 1, count)), np.zeros((tokens + 1, count))
