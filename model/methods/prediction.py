@@ -113,8 +113,13 @@ _CELLS = 500_000
 """Numbers in arrays of prices and of counts: a few MB."""
 
 
-def predict_by_decoding(predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any]) -> Prediction:
-    """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size."""
+def predict_by_decoding(
+    predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any], prices: Callable[[Any], int]
+) -> Prediction:
+    """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size.
+
+    `prices` gives the prices that the method needs of each cost, and of each position if they depend on it.
+    """
     kinds, kind_of_parameters = [], {}
     for parameters, tokens, cost in points.choices:
         same = kind_of_parameters.get(id(parameters))
@@ -126,7 +131,7 @@ def predict_by_decoding(predict: Callable[[DecodingPoints[Any]], Prediction], po
     found, order = [], []
     for index, (parameters, tokens, _, uniform) in enumerate(number):
         mine = np.flatnonzero(kind == index)
-        size = max(_CELLS // ((1 if uniform else tokens) * parameters.largest_pass), 1)
+        size = max(_CELLS // ((1 if uniform else tokens) * prices(parameters)), 1)
         for start in range(0, len(mine), size):
             choices = mine[start : start + size]
             place = np.full(len(points.choices), -1)

@@ -8,7 +8,8 @@ positions: its mean is a sum over layers, and its variance is not computed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.methods.early_exit.algorithm import Parameters
+from model.methods.prediction import DecodingPoints
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
@@ -26,6 +28,8 @@ Integers = NDArray[np.int64]
 Depth = NDArray[np.uint16]
 _PART = 2**20
 """Cells (columns x depths) that are priced together: about 8 MB per array."""
+_CELLS = 2**15
+"""Cells (points x columns x depths) that are evaluated together, so that they stay in the cache of a processor."""
 
 
 class Depths:
@@ -62,6 +66,15 @@ class Depths:
         rising[..., -1] = 1.0
         return np.asarray(np.broadcast_to(rising, (positions, self.layers)))
 
+    @staticmethod
+    def cdf_of(laws: Sequence[Depths], positions: int) -> Floats:
+        """`cdf` of several laws, either all by position or none; shape (laws, positions or 1, layers)."""
+        if laws[0].by_position:
+            return np.stack([law.cdf(positions) for law in laws])
+        rising = np.cumsum([law.pmf for law in laws], axis=-1)
+        rising[:, -1] = 1.0
+        return np.asarray(rising[:, None])
+
     def mean(self, positions: int) -> float:
         """Mean depth of a sequence's tokens."""
         return float((1 - self.cdf(positions)[:, :-1]).sum() / positions) + 1
@@ -82,7 +95,7 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
     """Time of a batch step over `width` sequences, by the needed depth along the last axis (index 0 is unused).
 
     Layers from `first_check` on are checked, except the last; `propagate` is included. Broadcasts over `width` and the positions
-    `at` of the steps (a single number for `uniform` costs). Times are in the cost's unit.
+    `at` of the steps (a single number for `uniform` costs); an axis of several costs is the first. Times are in the cost's unit.
 
     >>> from model.costs.layer_times import UnitCost
     >>> column_times(Parameters(4, first_check=2), UnitCost(4, early_head=1.0, final_head=1.0, propagation=0.25), 1).tolist()
@@ -94,21 +107,21 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
         shape = PassShape(LayerSpan(start, stop, kv_only=kv_only), sequences=width, heads=heads, compared=compared)
         return cost.times(shape, at)
 
-    times = np.full((*np.broadcast_shapes(np.shape(width), np.shape(at)), layers + 1), np.nan)
     if parameters.exit_layer is not None:
-        times[..., 1:] = price(0, parameters.exit_layer, 1)[..., None]
-        return times
+        alike = price(0, parameters.exit_layer, 1)
+        return np.stack([np.full(alike.shape, np.nan), *[alike] * layers], axis=-1)
+    by_depth: list[Floats] = []
     run, start = np.zeros(()), 0
     for depth in range(first, layers + 1):
         asked = depth < layers
         run = run + price(start, depth, int(softmax or not asked), compared=asked and not softmax)
-        start, times[..., depth] = depth, run
+        time, start = run, depth
         if asked and not softmax:
-            times[..., depth] += price(depth, depth, 1)
+            time = time + price(depth, depth, 1)
         if asked and parameters.fill == "propagate":
-            times[..., depth] += price(depth, layers, kv_only=True)
-    times[..., 1:first] = times[..., first, None]
-    return times
+            time = time + price(depth, layers, kv_only=True)
+        by_depth.append(time)
+    return np.stack([np.full(run.shape, np.nan), *by_depth[:1] * (first - 1), *by_depth], axis=-1)
 
 
 def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: int) -> Floats:
@@ -122,11 +135,12 @@ def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: 
     """
     rows = np.arange(1, most + 1)
     layer = LayerSpan(parameters.layers - 1, parameters.layers, kv_only=True)
-    return np.asarray(np.concatenate([[0.0], cost.times(PassShape(layer, width=rows, joins=True), position - rows)]))
+    times = cost.times(PassShape(layer, width=rows, joins=True), position - rows)
+    return np.concatenate([np.zeros((*times.shape[:-1], 1)), times], axis=-1)
 
 
 class Columns(NamedTuple):
-    """Batch steps: `counts[i]` steps over `widths[i]` sequences at `positions[i]` take `times[i]`, by depth."""
+    """Batch steps: `counts[i]` steps over `widths[i]` sequences at `positions[i]` take `times[..., i, :]`, by depth."""
 
     positions: Integers
     widths: Integers
@@ -134,47 +148,117 @@ class Columns(NamedTuple):
     times: Floats
 
 
-def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, separately: bool = True) -> Iterator[Columns]:
-    """Yield all batch steps in parts; for `uniform` costs steps of equal width are combined unless `apart`."""
+def priced_columns(
+    parameters: Parameters, tokens: int, cost: StepCosts, *, separately: bool = True, costs: int = 1
+) -> Iterator[Columns]:
+    """Yield all batch steps in parts; for `uniform` costs steps of equal width are combined unless `separately`.
+
+    `costs` is the number of costs, if these are several (`model.costs.many_costs`).
+    """
     separately = separately or not cost.uniform
-    found = Counter((position if separately else 0, width) for position, width in parameters.columns(tokens))
-    positions, widths = np.array([*found]).T
-    counts = np.array([*found.values()])
+    positions, widths, counts = _steps(parameters, tokens, separately=separately)
     known, which = np.unique(widths, return_inverse=True)
     prices = column_times(parameters, cost, known) if cost.uniform else None
-    size = max(_PART // (parameters.layers + 1), 1)
+    size = max(_PART // (costs * (parameters.layers + 1)), 1)
     for start in range(0, len(counts), size):
         part = slice(start, start + size)
         at, width = positions[part], widths[part]
         if prices is not None:
-            times = prices[which[part]]
+            times = prices[..., which[part], :]
         else:  # a single width as a number is faster
             times = column_times(parameters, cost, int(known[0]) if len(known) == 1 else width, at)
         yield Columns(at, width, counts[part], times)
 
 
-def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepCosts) -> tuple[float, float]:
-    """Exact mean and variance of the total time of all batches; the variance of `backfill` is nan.
+def _steps(parameters: Parameters, tokens: int, *, separately: bool) -> tuple[Integers, Integers, Integers]:
+    """Positions (0 unless `separately`), widths and numbers of the steps of all batches."""
+    found = Counter((position if separately else 0, width) for position, width in parameters.columns(tokens))
+    positions, widths = np.array([*found]).T
+    return positions, widths, np.array([*found.values()])
+
+
+def moments_of_points(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats]:
+    """Exact mean and variance of the total time of all batches at each point; the variance of `backfill` is nan.
+
+    Steps are priced once for all laws, and their depths evaluated once for all costs.
 
     >>> from model.costs.layer_times import UnitCost
-    >>> choice, law = Parameters(3, fill="backfill"), Depths([0.5, 0.25, 0.25])
-    >>> moments(choice, 10, law, UnitCost(3, propagation=1.0))[0] - moments(choice, 10, law, UnitCost(3))[0]
+    >>> from model.costs.many_costs import joined
+    >>> choice, law, one = Parameters(3, fill="backfill"), Depths([0.5, 0.25, 0.25]), np.zeros(2, dtype=np.intp)
+    >>> costs = joined([UnitCost(3, propagation=1.0), UnitCost(3)])
+    >>> mean, _ = moments_of_points(DecodingPoints(choice, 10, [law], costs, one, np.arange(2)))
+    >>> float(mean[0] - mean[1])
     3.9375
     """
-    law = _deepest(parameters) if law is None else law
-    _same_depth(parameters, law)
-    mean = variance = 0.0
-    rising = law.cdf(tokens)
-    for part in priced_columns(parameters, tokens, cost, separately=law.by_position):
-        chance = np.diff(rising[part.positions] ** part.widths[:, None], prepend=0.0)
-        times = part.times[:, 1:]
-        first = (chance * times).sum(axis=1)
-        mean += float(part.counts @ first)
-        variance += float(part.counts @ (chance * (times - first[:, None]) ** 2).sum(axis=1))
+    laws = [_deepest(points.parameters) if law is None else law for law in points.laws]
+    for law in laws:
+        _same_depth(points.parameters, law)
+    points = replace(points, laws=laws)
+    found = np.empty((2, points.law.size))
+    by_position = np.array([law.by_position for law in laws], dtype=np.bool_)[points.law]
+    for own in (by_position, ~by_position):
+        if own.any():
+            index = np.flatnonzero(own)
+            found[:, index] = _moments_in_blocks(points.at(index))
+    return found[0], found[1]
+
+
+def _moments_in_blocks(points: DecodingPoints[Parameters]) -> Floats:
+    """Moments at points whose laws are either all by position or none; a limited number of laws is evaluated together."""
+    parameters, tokens = points.parameters, points.tokens
+    separately = points.laws[0].by_position or not points.cost.uniform
+    steps = len(_steps(parameters, tokens, separately=separately)[2]) * parameters.layers
+    size = max(_PART // max(steps, tokens**2 if parameters.fill == "backfill" else 1), 1)
+    found = np.empty((2, points.law.size))
+    for start in range(0, len(points.laws), size):
+        index = np.flatnonzero((points.law >= start) & (points.law < start + size))
+        found[:, index] = _moments_of_laws(points.at(index))
+    return found
+
+
+def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats]:
+    """Moments at points whose laws are either all by position or none."""
+    parameters, tokens, cost = points.parameters, points.tokens, points.cost
+    mean, variance = np.zeros((2, points.law.size))
+    separately = points.laws[0].by_position
+    rising = Depths.cdf_of(points.laws, tokens)
+    costs = int(points.price.max()) + 1
+    for part in priced_columns(parameters, tokens, cost, separately=separately, costs=costs):
+        chance = _chances(rising, part.positions, part.widths)
+        times = part.times[..., 1:]
+        size = max(_CELLS // (len(part.counts) * parameters.layers), 1)
+        for start in range(0, points.law.size, size):
+            some = slice(start, start + size)
+            likely, each = chance[points.law[some]], times[points.price[some]]
+            first = np.einsum("pcd,pcd->pc", likely, each)
+            mean[some] += first @ part.counts
+            variance[some] += np.einsum("pcd,pcd->pc", likely, (each - first[..., None]) ** 2) @ part.counts
     if parameters.fill == "backfill":
-        mean += _filling(parameters, tokens, rising, lambda rows: filling_times(parameters, cost, rows, rows))
-        return mean, float("nan")
+        return mean + points.linear(*_fillings(points, rising)), np.full(points.law.size, np.nan)
     return mean, variance
+
+
+def _chances(rising: Floats, positions: Integers, widths: Integers) -> Floats:
+    """Probabilities of the depth of batch steps, that of the deepest sequence; shape (laws, steps, layers)."""
+    known, which = np.unique(widths, return_inverse=True)
+    if rising.shape[1] == 1:  # steps of equal width are alike
+        return np.asarray(np.diff(rising ** known[:, None], prepend=0.0, axis=-1)[:, which])
+    return np.asarray(np.diff(rising[:, positions] ** widths[:, None], prepend=0.0, axis=-1))
+
+
+def _fillings(points: DecodingPoints[Parameters], rising: Floats) -> tuple[Floats, Floats]:
+    """Expected numbers of backfill passes, shape (kinds, laws), and their times, shape (costs, kinds)."""
+    tokens, cost = points.tokens, points.cost
+    if cost.uniform:
+        times = filling_times(points.parameters, cost, tokens - 1, tokens - 1)
+        counts = [_filling_counts(points.parameters, tokens, each).sum(axis=0) for each in rising]
+        return np.stack(counts, axis=-1), times
+    by_place = [filling_times(points.parameters, cost, place, place) for place in range(tokens)]
+    count = len(by_place[0])
+    prices = np.concatenate([
+        np.concatenate([times, np.zeros((count, tokens - 1 - place))], axis=1) for place, times in enumerate(by_place)
+    ], axis=1)  # fmt: skip
+    return np.stack([_filling_counts(points.parameters, tokens, each).ravel() for each in rising], axis=-1), prices
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
@@ -187,15 +271,29 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
     return time
 
 
-def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
-    """Expected work of the passes of all batches.
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Depths | None]) -> Work:
+    """Expected work of the passes of all batches under each of several laws, as arrays of shape (laws,).
 
-    >>> found = work(Parameters(4, first_check=2), 100, Depths([0.2, 0.2, 0.3, 0.3])).by_model["target"]
+    >>> found = work_of_laws(Parameters(4, first_check=2), 100, [Depths([0.2, 0.2, 0.3, 0.3])]).at(0).by_model["target"]
     >>> round(found.layer_passes), round(found.filled), round(found.heads)  # heads after layers 2 and 3 (checks) and the last
     (290, 110, 190)
     """
-    law = _deepest(parameters) if law is None else law
-    _same_depth(parameters, law)
+    known = [_deepest(parameters) if law is None else law for law in laws]
+    for law in known:
+        _same_depth(parameters, law)
+    found = np.empty((len(Totals._fields), len(known)))
+    by_position = np.array([law.by_position for law in known], dtype=np.bool_)
+    for own in (by_position, ~by_position):
+        index = np.flatnonzero(own)
+        size = max(_PART // (parameters.layers * (tokens if own is by_position else 1)), 1)
+        for start in range(0, index.size, size):
+            part = index[start : start + size]
+            found[:, part] = _totals(parameters, tokens, Depths.cdf_of([known[each] for each in part.tolist()], tokens))
+    return Work({"target": Totals(*found)})
+
+
+def _totals(parameters: Parameters, tokens: int, rising: Floats) -> Floats:
+    """Rows of `Totals` under laws that are either all by position or none."""
     layers, fixed = parameters.layers, parameters.exit_layer is not None
     first = parameters.exit_layer or parameters.first_check
     depth = np.maximum(np.arange(1.0, layers + 1), first)
@@ -206,37 +304,47 @@ def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
     filling = early & (parameters.fill == "propagate") & (not fixed)
     passes = (1.0 if fixed else depth - first + 1) + alone + filling
     each = np.array([passes, depth, projected, filling * (layers - depth)])
-    rising, total = law.cdf(tokens), np.zeros(9)
-    for place, width in parameters.columns(tokens):
-        chance = np.diff(rising[place] ** width, prepend=0.0)
-        runs, deep, heads, filled = (float(chance @ row) for row in each)
-        attended = deep * width * (place + 1)
-        total += [runs, deep, deep * width, attended, attended, filled, filled * width, heads, heads * width]
-    found = Totals(*map(float, total))
+    positions, widths, counts = _steps(parameters, tokens, separately=True)
+    if rising.shape[1] == 1:  # steps of equal width are alike
+        known, which = np.unique(widths, return_inverse=True)
+        seen, counts = (np.bincount(which, weights=values) for values in ((positions + 1) * counts, counts))
+        means = _chances(rising, known, known) @ each.T
+        widths = known
+    else:
+        seen = (positions + 1) * counts
+        means = _chances(rising, positions, widths) @ each.T
+    runs, deep, heads, filled = np.moveaxis(means, -1, 0)  # (laws, steps)
+    attended = deep @ (widths * seen)
+    total = [
+        runs @ counts, deep @ counts, deep @ (widths * counts), attended, attended, filled @ counts, filled @ (widths * counts),
+        heads @ counts, heads @ (widths * counts),
+    ]  # fmt: skip
     if parameters.fill == "backfill":
-        runs, rows = (_filling(parameters, tokens, rising, price) for price in (_once, _each))
-        found = found._replace(passes=found.passes + runs, filled_runs=runs, filled=rows)
-    return Work({"target": found})
+        by_rows = np.stack([_filling_counts(parameters, tokens, law).sum(axis=0) for law in rising])
+        runs, rows = by_rows[:, 1:].sum(axis=1), by_rows @ np.arange(float(tokens))
+        total[0], total[5], total[6] = total[0] + runs, runs, rows
+    return np.array(total)
 
 
-def _once(place: int) -> Floats:
-    return np.asarray(np.arange(place + 1.0) > 0, dtype=np.float64)
+def _filling_counts(parameters: Parameters, tokens: int, rising: Floats) -> Floats:
+    """Expected backfill passes by the position before which they fill rows, and the number of rows; shape (tokens, tokens).
 
-
-def _each(place: int) -> Floats:
-    return np.arange(place + 1.0)
-
-
-def _filling(parameters: Parameters, tokens: int, rising: Floats, price: Callable[[int], Floats]) -> float:
-    """Expected total price of backfill passes; a pass fills the w rows that a layer lacks directly before a position."""
+    A pass fills the rows that a layer lacks directly before a position. `rising` has one row, if positions are alike.
+    """
     left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # probability of an exit before layer j + 1
     left[:, : parameters.first_check] = 0.0
-    columns = np.bincount([place for place, _ in parameters.columns(tokens)])
-    found = 0.0
+    columns = np.bincount([place for place, _ in parameters.columns(tokens)], minlength=tokens)
+    found = np.zeros((tokens, tokens))
+    if len(left) == 1:
+        lacking = left ** np.arange(1, tokens)[:, None]  # at least 1, 2, ... missing rows
+        exactly, least = lacking @ (1 - left[0]) ** 2, lacking @ (1 - left[0])
+        for place in range(1, tokens):
+            found[place, 1 : place + 1] = columns[place] * np.append(exactly[: place - 1], least[place - 1])
+        return found
     for place in range(1, tokens):
-        lacking = np.cumprod(left[place - 1 :: -1], axis=0)  # at least 1, 2, ... missing rows
+        lacking = np.cumprod(left[place - 1 :: -1], axis=0)
         exactly = lacking - np.concatenate([lacking[1:], np.zeros_like(lacking[:1])])
-        found += int(columns[place]) * float((1 - left[place]) @ (price(place)[1:] @ exactly))
+        found[place, 1 : place + 1] = columns[place] * (exactly @ (1 - left[place]))
     return found
 
 

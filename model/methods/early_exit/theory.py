@@ -27,7 +27,8 @@ from model.methods.early_exit.algorithm import FORMS as FORMS
 from model.methods.early_exit.algorithm import MEASURES as MEASURES
 from model.methods.early_exit.algorithm import Parameters
 from model.methods.early_exit.algorithm import decayed_threshold as decayed_threshold
-from model.methods.prediction import Prediction
+from model.methods.early_exit.finite_early_exit import work_of_laws as work_of_laws
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -95,11 +96,22 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     >>> float(predict(Parameters(4), 100, law, UnitCost(4)).latency.round(9))
     264.0
     """
-    n = int(np.asarray(tokens))
-    parameters.check_tokens(n)
-    mean, variance = finite_early_exit.moments(parameters, n, law, cost)
-    values = mean, variance, mean, 1.0, parameters.units, parameters.plain_time(n, cost)
-    return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points."""
+    for parameters, tokens, _ in points.choices:
+        parameters.check_tokens(tokens)
+    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.layers + 1)
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    mean, variance = finite_early_exit.moments_of_points(points)
+    one = np.ones(mean.size)
+    plain = points.parameters.plain_time(points.tokens, points.cost)[points.price]
+    return Prediction(mean, variance, mean, one, one * points.parameters.units, plain)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -115,7 +127,7 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Any, account: Ac
 
 def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     """Expected work of the passes of all batches."""
-    return finite_early_exit.work(parameters, tokens, law)
+    return work_of_laws(parameters, tokens, [law]).at(0)
 
 
 # --- Time -------------------------------------------------------------------------------------------------------------
