@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.step_costs import StepCosts
-from model.interpret.account import flops_and_bytes
+from model.interpret.account import Work, flops_and_bytes
 from model.methods import registry
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, by_outcome
 from model.steps import CacheError
@@ -219,7 +219,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     if (tensor_parallel > 1).any():
         more.append(_each(points, found, over_one_device))
     if prediction.rounds is None:
-        more.append(_each(points, found, lambda case, row: operations_of(case, row["compute_per_token"]), ("compute_per_token",)))
+        more.append(_operations(method, points, found["compute_per_token"]))
     elif method.straggler_loss is not None and (points.of_choices(lambda case: case.parameters.concurrent_sequences) > 1).any():
         rounds = np.asarray(prediction.rounds)
         latency = found["latency_layers"]
@@ -359,33 +359,68 @@ def work_of(case: Case) -> Row:
 
 
 def _work_columns(method: registry.Method, points: PointBlock) -> pl.DataFrame:
-    """Columns of `work_of`: once for all costs with which a decoding makes the same passes, and together for all laws."""
+    """Columns of `work_of`."""
+
+    def columns(case: Case, work: Work) -> Row:
+        return metrics.work_per_token(flops_and_bytes(work, case.shapes), case.outputs, case.full_batch)
+
+    return _of_works(method, points, lambda case: bool(case.shapes), columns)
+
+
+def _operations(method: registry.Method, points: PointBlock, compute_per_token: Floats) -> pl.DataFrame:
+    """Column of `operations_of`; no column where no point has a value."""
+    counted = points.of_choices(lambda case: case.parameters.counts_layers) > 0
+    known = points.of_choices(_busy_counts_operations) > 0
+    column = pl.DataFrame({"operations_per_token": np.broadcast_to(compute_per_token, known.shape)})
+    column = column.select(pl.when(pl.Series(known & ~counted)).then(pl.all()))
+    if counted.any():
+        worked = _of_works(method, points, lambda case: case.parameters.counts_layers, _layers_per_token)
+        column = worked.select(pl.all().fill_null(column.to_series())) if worked.width else column
+    return pl.DataFrame() if column.to_series().is_null().all() else column
+
+
+def _layers_per_token(case: Case, work: Work) -> Row:
+    """Layers run per token, relative to those of the model, from the work of one decoding or of several."""
+    return {"operations_per_token": work.by_model["target"].layer_passes / case.parameters.layers / case.outputs}
+
+
+def _of_works(
+    method: registry.Method, points: PointBlock, needed: Callable[[Case], bool], columns: Callable[[Case, Work], Row]
+) -> pl.DataFrame:
+    """Columns of each point's work: once for all costs with which a decoding makes the same passes, and together for all laws.
+
+    `columns` makes a row of a work, or arrays if its totals are arrays. Values are null where the work is not needed or not known.
+    """
     alike: dict[Any, int] = {}
     cases: list[Case] = []
     kind = np.zeros(len(points.choices), dtype=np.intp)
     for each in np.unique(points.choice).tolist():
         case = points.choices[each]
-        key = case.parameters, case.settings.tokens, case.outputs, tuple((role, id(shape)) for role, shape in case.shapes.items())
+        key = case.parameters, case.settings.tokens, tuple((role, id(shape)) for role, shape in case.shapes.items())
         kind[each] = alike.setdefault(key, len(alike))
         if kind[each] == len(cases):
             cases.append(case)
     keys, index = np.unique(kind[points.choice] * len(points.outcomes) + points.outcome, return_inverse=True)
-    frames = []
-    for number, case in enumerate(cases):
-        used = keys[keys // len(points.outcomes) == number] % len(points.outcomes)
-        outcomes = [points.outcomes[each] for each in used.tolist()]
+    bounds = np.searchsorted(keys, np.arange(len(cases) + 1) * len(points.outcomes))
+    parts: list[tuple[int, Row]] = []
+    for case, start, stop in zip(cases, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if not needed(case):
+            parts.append((stop - start, {}))
+            continue
+        outcomes = [points.outcomes[each] for each in (keys[start:stop] % len(points.outcomes)).tolist()]
         laws = [by_outcome({name: each.law for name, each in of.items()}) for of in outcomes]
-        found = None if method.work_of_laws is None or not case.shapes else method.work_of_laws(*key_of(case), laws)
-        if found is None:
-            rows = [work_of(case.with_outcomes(each)) for each in outcomes]
-            frames.append(pl.DataFrame({"_": np.zeros(len(rows))}).hstack(pl.DataFrame(rows, infer_schema_length=None)))
+        found = None if method.work_of_laws is None else method.work_of_laws(*key_of(case), laws)
+        if found is not None:
+            parts.append((len(laws), columns(case, found)))
         else:
-            columns = metrics.work_per_token(flops_and_bytes(found, case.shapes), case.outputs, case.full_batch)
-            frames.append(pl.DataFrame({"_": np.zeros(len(laws))} | {
-                name: np.broadcast_to(values, len(laws)) for name, values in columns.items()
-            }))  # fmt: skip
-    together: pl.DataFrame = pl.concat(frames, how="diagonal_relaxed").drop("_")[index]
-    return together
+            works = [_work(case.with_outcomes(each)) for each in outcomes]
+            parts += [(1, {} if work is None else columns(case, work)) for work in works]
+    whole = {}
+    for name in dict.fromkeys(name for _, part in parts for name in part):
+        values = np.concatenate([np.broadcast_to(part.get(name, np.nan), size) for size, part in parts])
+        has = np.repeat([name in part for _, part in parts], [size for size, _ in parts])
+        whole[name] = pl.select(pl.when(pl.Series(has)).then(pl.Series(values))).to_series()[index]
+    return pl.DataFrame(whole)
 
 
 def key_of(case: Case) -> tuple[Any, int]:
@@ -404,9 +439,13 @@ def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False
 
     For simulated views the busy time is preferred if every pass has one token, since it belongs to the same decodings.
     """
-    known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
+    known = _busy_counts_operations(case)
     if case.parameters.counts_layers and not (sampled and known and case.parameters.largest_pass == 1):
         worked = _work(case)
-        layers = None if worked is None else float(worked.by_model["target"].layer_passes)
-        return {} if layers is None else {"operations_per_token": layers / case.parameters.layers / case.outputs}
+        return {} if worked is None else _layers_per_token(case, worked)
     return {"operations_per_token": compute_per_token} if known else {}
+
+
+def _busy_counts_operations(case: Case) -> bool:
+    """True if the busy time is that of the arithmetic: units run layers of one sequence only, all of equal time."""
+    return not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers

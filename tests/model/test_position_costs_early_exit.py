@@ -20,12 +20,12 @@ from model.hardware.profile_costs import ProfileCosts
 from model.interpret.simulated_answers import Lossy
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import finite_early_exit, paths, theory
-from model.methods.early_exit.finite_early_exit import Depths, decodings, moments
+from model.methods.early_exit.finite_early_exit import Depths, decodings
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 from tests.support.comparisons import profile
 from tests.support.exact import near
-from tests.support.position_costs import growing
+from tests.support.position_costs import early_exit_moments, growing
 
 
 @st.composite
@@ -123,7 +123,7 @@ def test_uniform_seconds_equal_layer_times(
     unit = UnitCost(parameters.layers, propagation=share_of_rows(shape), state_check=0.2)
     random = np.random.default_rng(seed)
     law = Depths(random.dirichlet(np.ones(parameters.layers), tokens), parameters.decoded_sequences)
-    one, other = (moments(parameters, tokens, law, cost) for cost in (seconds, unit))
+    one, other = (early_exit_moments(parameters, tokens, law, cost) for cost in (seconds, unit))
     assert near(one[0], other[0] * 0.25, rtol=1e-12)
     assert np.allclose(one[1], other[1] * 0.25**2, rtol=1e-11, atol=1e-13, equal_nan=True)
     depths = random.integers(1, parameters.layers + 1, (3, parameters.decoded_sequences, tokens))
@@ -148,16 +148,16 @@ def test_sequences_of_unequal_lengths_fill_rows_separately() -> None:
     for depths in itertools.product((1, 2), repeat=6):
         table = [[*depths[:3]], [*depths[3:4], 2, 2], [*depths[4:], 2]]
         mean += math.prod((1 - early, early)[depth == 1] for depth in depths) * clock(parameters, table, 3, cost)
-    assert near(moments(parameters, 3, Depths([early, 1 - early]), cost)[0], mean, rtol=1e-12)
+    assert near(early_exit_moments(parameters, 3, Depths([early, 1 - early]), cost)[0], mean, rtol=1e-12)
 
 
 @pytest.mark.parametrize("cost", [growing(3, prompt=2), UnitCost(3, early_head=0.5)], ids=["seconds", "layer-times"])
 def test_columns_can_be_priced_in_parts(cost: StepCosts, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = early_exit.Parameters(3, sequences=2, batching="static", lengths=(5, 3, 4))
     law = Depths([[0.2, 0.3, 0.5], [0.1, 0.0, 0.9]] * 3, 3)
-    whole = moments(parameters, 5, law, cost), theory.slowest(parameters, 5, cost)
+    whole = early_exit_moments(parameters, 5, law, cost), theory.slowest(parameters, 5, cost)
     monkeypatch.setattr(finite_early_exit, "_PART", 11)  # two columns per part
-    assert near([*moments(parameters, 5, law, cost), *theory.slowest(parameters, 5, cost)], [*whole[0], *whole[1]])
+    assert near([*early_exit_moments(parameters, 5, law, cost), *theory.slowest(parameters, 5, cost)], [*whole[0], *whole[1]])
 
 
 def test_upper_bound_includes_expensive_backfill() -> None:

@@ -19,7 +19,8 @@ from model.methods import batching
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import paths as exit_paths
 from model.methods.early_exit import theory as leaving
-from model.methods.early_exit.finite_early_exit import Depths, column_times, decodings, moments, work
+from model.methods.early_exit.finite_early_exit import Depths, column_times, decodings
+from model.methods.early_exit.theory import work
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as skip_paths
 from model.methods.skipdecode import theory as skipping
@@ -27,6 +28,7 @@ from model.steps import Commit, Forward, LayerSpan, Read, Steps
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support.exact import near
+from tests.support.position_costs import early_exit_moments
 
 COST = UnitCost(4, early_head=0.5, final_head=1.0, propagation=0.25, state_check=0.125)
 CURVE = ((1, 4.0), (2, 5.0), (3, 6.0), (4, 8.0), (8, 8.0))
@@ -369,7 +371,7 @@ def test_fixed_exit_layer_has_no_randomness() -> None:
     assert leave().outcomes_for({}) == ("exit",)
     world = Lossy(1, 4)
     assert simulate(early_exit.decode(choice, [0], 5), 10, Cluster(1), WIDE, world).latency == want
-    assert moments(choice, 5, None, WIDE) == (want, 0.0)
+    assert early_exit_moments(choice, 5, None, WIDE) == (want, 0.0)
     time, busy = exit_paths.walk(choice, 5, WIDE, iter(()))
     assert set(time) == set(busy) == {want}
     times = column_times(leave(exit_layer=4), WIDE, 1)
@@ -392,7 +394,7 @@ def test_means_equal_enumeration_of_all_outcomes(
         chance = math.prod(float(law.pmf[depth - 1]) for depth in random_draws)
         time = reference([list(random_draws[text::batch]) for text in range(batch)], choice, cost) if chance else 0.0
         mean, square = mean + chance * time, square + chance * time * time
-    found = moments(choice, tokens, law, cost)
+    found = early_exit_moments(choice, tokens, law, cost)
     assert near(found[0], mean)
     if fill == "propagate":
         assert near(found[1] + mean**2, square, 1e-12)
@@ -412,7 +414,6 @@ def test_work_equals_the_counter(drawn: tuple[early_exit.Parameters, list[list[i
     world = Lossy(1, choice.layers, depths=depths)
     found = count(early_exit.decode(choice, [0], tokens), world, choice.total_tokens(tokens)).account
     want = work(choice, tokens, law)
-    assert leaving.work(choice, tokens, law) == want
     assert near(found.totals().by_model["target"], want.by_model["target"])
     assert leaving.operations(choice, COST, {}, found) == found.layer_passes / choice.layers
 
@@ -429,7 +430,7 @@ def test_work_by_hand() -> None:
 
 def test_without_outcomes_all_tokens_run_all_layers() -> None:
     """Four layers, three of them checked, and the last with its head; or a fixed exit layer."""
-    assert moments(leave(), 5, None, COST) == (5 * (4 + 3 * 0.5 + 1), 0)
+    assert early_exit_moments(leave(), 5, None, COST) == (5 * (4 + 3 * 0.5 + 1), 0)
     assert work(leave(), 1, None).by_model["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
     for layer in range(1, 5):
         found = work(leave(exit_layer=layer), 2, None).by_model["target"]
@@ -479,7 +480,7 @@ def test_laws_may_differ_by_position() -> None:
         with pytest.raises(ParameterError, match="pmf must be probabilities of the layers with sum 1"):
             Depths(bad)
     with pytest.raises(ParameterError, match="outcomes must be known for each of layers=4, got 3"):
-        moments(leave(), 2, law, COST)
+        early_exit_moments(leave(), 2, law, COST)
     with pytest.raises(ParameterError, match="outcomes must be known for each of layers=4, got 3"):
         work(leave(), 2, law)
 

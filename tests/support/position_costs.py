@@ -14,6 +14,9 @@ from model.architectures.transformer import Shape
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import Floats, PassShape, StepCosts
 from model.hardware.interpolation import Estimate
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.early_exit import theory as early_exit_theory
+from model.methods.early_exit.finite_early_exit import Depths
 from model.steps import Forward
 
 
@@ -112,3 +115,9 @@ class RandomCosts(StepCosts):
 
     def operations(self, role: str) -> float:
         return 1.0 if role == "target" else 0.25
+
+
+def early_exit_moments(parameters: early_exit.Parameters, tokens: int, law: Depths | None, cost: StepCosts) -> tuple[float, float]:
+    """Mean and variance of the time by the theory of early exit."""
+    found = early_exit_theory.predict(parameters, tokens, law, cost)
+    return float(found.latency), float(found.latency_variance)

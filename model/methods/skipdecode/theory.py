@@ -14,6 +14,7 @@ arXiv:2307.02628.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, layers_bound
 from model.methods.formula_check import ComparedRuns, FormulaPoint
-from model.methods.prediction import Prediction
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.skipdecode.algorithm import ROUNDINGS as ROUNDINGS
 from model.methods.skipdecode.algorithm import Parameters, schedule, skipped
 from model.methods.skipdecode.algorithm import exit_layers as exit_layers
@@ -111,20 +112,34 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     >>> float(found.latency), round(float(found.plain_latency / found.latency), 3)
     (1204.0, 1.993)
     """
-    return Prediction(*(np.asarray(value, dtype=np.float64) for value in _times(parameters, int(np.asarray(tokens)), cost)))
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
 
 
-def _times(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, ...]:
-    latency, busy = slowest(parameters, tokens, cost)
-    return latency, 0.0, busy, 1.0, parameters.units, parameters.plain_time(tokens, cost)
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points; the passes of a schedule are priced at all costs together."""
+    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.largest_pass)
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    parameters, tokens, cost = points.parameters, points.tokens, points.cost
+    time, plain = (each[points.price] for each in (_time(parameters, tokens, cost), parameters.plain_time(tokens, cost)))
+    one = np.ones(time.size)
+    return Prediction(time, np.zeros(time.size), time, one, one * parameters.units, plain)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Upper bounds of time and unit-time, equal to their constant values. Passes of equal budget are priced together."""
+    """Upper bounds of time and unit-time, equal to their constant values."""
+    time = float(_time(parameters, tokens, cost))
+    return time, time
+
+
+def _time(parameters: Parameters, tokens: int, cost: StepCosts) -> Any:
+    """Time of all batches, of several costs an array. Passes of equal budget are priced together."""
     parameters.check_tokens(tokens)
     budgets = np.array(schedule(parameters, tokens))
     places, widths = np.array([*parameters.columns(tokens)]).T
-    latency = 0.0
+    time: Any = 0.0
     for budget in dict.fromkeys(budgets.tolist()):
         own = budgets[places] == budget
         known, counts = np.unique(widths[own] if cost.uniform else np.stack([widths, places])[:, own], axis=-1, return_counts=True)
@@ -132,13 +147,18 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
         if not cost.uniform and np.ptp(width) == 0:
             width = int(width[0])  # costs keep a table for each whole width, which all budgets share
         span = LayerSpan(0, parameters.layers, skipped(parameters, budget))
-        latency += float(counts @ cost.times(PassShape(span, sequences=width, heads=1), at))
-    return latency, latency
+        time = time + cost.times(PassShape(span, sequences=width, heads=1), at) @ counts
+    return time
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Any, account: Account) -> float:
     """Arithmetic of the passes, in units of one token in the whole model; without heads."""
     return account.layer_passes / parameters.layers
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Any]) -> Work:
+    """`work`, the same for all laws."""
+    return work(parameters, tokens, None)
 
 
 def work(parameters: Parameters, tokens: int, law: Any) -> Work:
