@@ -120,29 +120,31 @@ def predict_by_decoding(
 
     `prices` gives the prices that the method needs of each cost, and of each position if they depend on it.
     """
-    kinds, kind_of_parameters = [], {}
+    number: dict[Any, int] = {}
+    seen: dict[Any, int] = {}  # by identity, which is faster than by value
+    kinds = []
     for parameters, tokens, cost in points.choices:
-        same = kind_of_parameters.get(id(parameters))
-        if same is None:
-            same = kind_of_parameters[id(parameters)] = parameters
-        kinds.append((same, tokens, type(cost), cost.uniform))
-    number = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
-    kind = np.array([number[each] for each in kinds], dtype=np.intp)
+        key = id(parameters), tokens, type(cost), cost.uniform
+        if key not in seen:
+            seen[key] = number.setdefault((parameters, *key[1:]), len(number))
+        kinds.append(seen[key])
+    kind = np.array(kinds, dtype=np.intp)
+    used = np.zeros(len(kinds), dtype=np.bool_)
+    used[points.choice] = True
     found, order = [], []
-    for index, (parameters, tokens, _, uniform) in enumerate(number):
-        mine = np.flatnonzero(kind == index)
+    for (parameters, tokens, _, uniform), index in number.items():
+        mine = np.flatnonzero((kind == index) & used)
         size = max(_CELLS // ((1 if uniform else tokens) * prices(parameters)), 1)
         for start in range(0, len(mine), size):
             choices = mine[start : start + size]
             place = np.full(len(points.choices), -1)
             place[choices] = np.arange(len(choices))
             here = np.flatnonzero(place[points.choice] >= 0)
-            if here.size:
-                laws, law = np.unique(points.law[here], return_inverse=True)
-                cost = many_costs.joined([points.choices[each].cost for each in choices.tolist()])
-                of = [points.laws[each] for each in laws.tolist()]
-                found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]])))
-                order.append(here)
+            laws, law = np.unique(points.law[here], return_inverse=True)
+            cost = many_costs.joined([points.choices[each].cost for each in choices.tolist()])
+            of = [points.laws[each] for each in laws.tolist()]
+            found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]])))
+            order.append(here)
     return Prediction.joined(found).at(np.argsort(np.concatenate(order)))
 
 

@@ -281,7 +281,8 @@ class Case:
     @property
     def plain_time(self) -> float:
         """Time of plain decoding of the same tokens in the same batches, on one unit of `tensor_parallel` devices."""
-        return self.parameters.plain_time(self.settings.tokens, self.cost)
+        time: float = self.parameters.plain_time(self.settings.tokens, self.cost)
+        return time
 
     @property
     def plain_time_on_one_device(self) -> float | None:

@@ -450,7 +450,7 @@ def test_work_by_hand() -> None:
 
 @given(st.integers(1, 12), st.integers(1, 6), st.sampled_from(FORMS), st.lists(st.integers(0, 8), min_size=22, max_size=22))
 def test_each_position_is_emitted_once(tokens: int, max_draft_length: int, form: str, eighths: list[int]) -> None:
-    """By the large model in a segment or after a rollback, or accepted before; counted with rates by position and with equal ones."""
+    """By the large model in a segment or after a rollback, or accepted before; with rates by position and with equal ones."""
     parameters = choice(form, max_draft_length)
     f, r = (np.array(eighths[which::2]) / 8 for which in (0, 1))
     laws = [Independent(f, r), Independent(f[0], r[0]), Independent(np.full(11, f[0]), np.full(11, r[0]))]

@@ -193,8 +193,8 @@ _ROWS = 256
 class SegmentCounts(NamedTuple):
     """Expected numbers of segments and of passes after a rollback, with an axis of laws last.
 
-    `segment` has axes (position, unsure, drafted tokens, law), `rollback_pass` (position, kept tokens, law). Without positions their
-    axis has a single entry, the sum, and `reread` is not counted.
+    `segment` has axes (position, unsure, drafted tokens, law), `rollback_pass` (position, kept tokens, law). Without positions
+    their axis has a single entry, the sum, and `reread` is not counted.
     """
 
     segment: Floats
