@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
@@ -95,6 +96,15 @@ class StaticBatching(MethodParameters):
             for column in range(max(batch.values())):
                 yield column, sum(length > column for length in batch.values())
 
+    def column_arrays(self, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`columns` as arrays of positions and of numbers of sequences."""
+        positions, widths = [], []
+        for batch in self.batches(tokens):
+            lengths = np.array([*batch.values()])
+            positions.append(np.arange(lengths.max()))
+            widths.append((lengths[:, None] > positions[-1]).sum(axis=0))
+        return np.concatenate(positions), np.concatenate(widths)
+
     def plain_steps(self, tokens: int) -> int:
         """Steps of plain decoding of the same batches."""
         return sum(max(batch.values()) for batch in self.batches(tokens))
@@ -111,7 +121,7 @@ class StaticBatching(MethodParameters):
         """Time of plain decoding of the same sequences in the same batches; of several costs an array."""
         if self.roles and self.decoded_sequences == 1:
             return super().plain_time(tokens, cost)
-        position, sequences = (np.array(column) for column in zip(*self.columns(tokens), strict=True))
+        position, sequences = self.column_arrays(tokens)
         known, counts = np.unique(sequences, return_counts=True)
         if cost.uniform:
             time = sum(count * cost.plain_times(0, each) for each, count in zip(known.tolist(), counts.tolist(), strict=True))
@@ -121,7 +131,7 @@ class StaticBatching(MethodParameters):
 
     def plain_work(self, tokens: int) -> Work:
         """Work of plain decoding of the same sequences in the same batches."""
-        return plain_work(self.layers, *zip(*self.columns(tokens), strict=True))
+        return plain_work(self.layers, *self.column_arrays(tokens))
 
 
 def read_prompts(

@@ -392,7 +392,8 @@ def resolve_but_outcomes(
     parameters = build(kind, table, "method", _LAYERS if "layers" not in table else "")
     parameters.check_tokens(settings.tokens)
     cost = build(cost_record, cost_table, where["cost"])
-    parameters = replace(parameters, **_depths(cost, parameters, table))
+    depths = _depths(cost, parameters, table)
+    parameters = replace(parameters, **depths) if depths else parameters
     cluster = build(Machine, tables.get("cluster", {}), "cluster").cluster(parameters.units)
     hardware = None
     if isinstance(cost, HardwareCost):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,22 @@ class PointBlock:
         """Return a selection of the points, in this order."""
         return PointBlock(self.number[index], self.choices, self.outcomes, self.choice[index], self.outcome[index])
 
+    @cached_property
+    def _used(self) -> tuple[list[Case], Index]:
+        used, index = np.unique(self.choice, return_inverse=True)
+        return [self.choices[each] for each in used.tolist()], index
+
     def of_choices(self, value: Callable[[Case], float]) -> Floats:
         """Evaluate a function of the choice for each point."""
-        used, index = np.unique(self.choice, return_inverse=True)
-        return np.array([value(self.choices[each]) for each in used.tolist()], dtype=np.float64)[index]
+        used, index = self._used
+        return np.array([value(case) for case in used], dtype=np.float64)[index]
+
+    def of_decodings(self, value: Callable[[Case], float]) -> Floats:
+        """Evaluate a function of parameters and tokens for each point, once for choices that share these objects."""
+        used, index = self._used
+        decodings = [(id(case.parameters), case.settings.tokens) for case in used]
+        values = {each: value(case) for each, case in dict(zip(decodings, used, strict=True)).items()}
+        return np.array([values[each] for each in decodings], dtype=np.float64)[index]
 
     def case(self, point: int) -> Case:
         """Return the case of one point, by its index in this block."""
@@ -199,7 +212,7 @@ def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
 def estimates(points: PointBlock) -> pl.DataFrame:
     """Estimates by the theory for points of one method."""
     method = registry.method(points.choices[points.choice[0]].method)
-    tensor_parallel, steps = points.of_choices(lambda case: case.tensor_parallel), points.of_choices(lambda case: case.steps)
+    tensor_parallel, steps = points.of_choices(lambda case: case.tensor_parallel), points.of_decodings(lambda case: case.steps)
     prediction, passes = _with_passes(method, points, tensor_parallel)
     found: dict[str, Floats] = metrics.of_prediction(prediction, steps, tensor_parallel)
     bounded = _bounded(points)
@@ -210,7 +223,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         low, high = (metrics.of_prediction(each, steps[bounded], tensor_parallel[bounded]) for each in ends)
         found |= _between(low, high, bounded, points.number.size)
     if prediction.rounds is not None:
-        outputs = points.of_choices(lambda case: case.outputs)
+        outputs = points.of_decodings(lambda case: case.outputs)
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
     found["latency_sd_layers"] = np.sqrt(np.asarray(prediction.latency_variance, dtype=np.float64))
     found["reserved_units"] = points.of_choices(lambda case: float(case.devices(case.reserved_units)))
@@ -220,7 +233,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         more.append(_each(points, found, over_one_device))
     if prediction.rounds is None:
         more.append(_operations(method, points, found["compute_per_token"]))
-    elif method.straggler_loss is not None and (points.of_choices(lambda case: case.parameters.concurrent_sequences) > 1).any():
+    elif method.straggler_loss is not None and (points.of_decodings(lambda case: case.parameters.concurrent_sequences) > 1).any():
         rounds = np.asarray(prediction.rounds)
         latency = found["latency_layers"]
         rows = [straggler_loss(points.case(at), float(rounds[at]), float(latency[at])) for at in range(points.number.size)]
@@ -284,7 +297,7 @@ def _with_passes(method: registry.Method, points: PointBlock, tensor_parallel: F
 
 def _time_parts(points: PointBlock, latency: Floats, passes: tuple[Floats, Floats], loss: Floats) -> pl.DataFrame:
     """Parts of the time per token; nan where they are not defined."""
-    steps = points.of_choices(lambda case: case.steps)
+    steps = points.of_decodings(lambda case: case.steps)
     return pl.DataFrame(time_breakdown.per_token(time_breakdown.of_passes(latency, *passes), latency, steps, loss)).with_columns(
         pl.when(pl.Series(np.isfinite(passes[0]))).then(pl.col(name)).alias(name) for name in metrics.TIME_PARTS
     )
@@ -369,7 +382,7 @@ def _work_columns(method: registry.Method, points: PointBlock) -> pl.DataFrame:
 
 def _operations(method: registry.Method, points: PointBlock, compute_per_token: Floats) -> pl.DataFrame:
     """Column of `operations_of`; no column where no point has a value."""
-    counted = points.of_choices(lambda case: case.parameters.counts_layers) > 0
+    counted = points.of_decodings(lambda case: case.parameters.counts_layers) > 0
     known = points.of_choices(_busy_counts_operations) > 0
     column = pl.DataFrame({"operations_per_token": np.broadcast_to(compute_per_token, known.shape)})
     column = column.select(pl.when(pl.Series(known & ~counted)).then(pl.all()))
@@ -392,14 +405,17 @@ def _of_works(
     `columns` makes a row of a work, or arrays if its totals are arrays. Values are null where the work is not needed or not known.
     """
     alike: dict[Any, int] = {}
+    seen: dict[Any, int] = {}  # by identity, which is faster than by value
     cases: list[Case] = []
     kind = np.zeros(len(points.choices), dtype=np.intp)
     for each in np.unique(points.choice).tolist():
         case = points.choices[each]
-        key = case.parameters, case.settings.tokens, tuple((role, id(shape)) for role, shape in case.shapes.items())
-        kind[each] = alike.setdefault(key, len(alike))
-        if kind[each] == len(cases):
-            cases.append(case)
+        key = id(case.parameters), case.settings.tokens, *((role, id(shape)) for role, shape in case.shapes.items())
+        if key not in seen:
+            seen[key] = alike.setdefault((case.parameters, *key[1:]), len(alike))
+            if seen[key] == len(cases):
+                cases.append(case)
+        kind[each] = seen[key]
     keys, index = np.unique(kind[points.choice] * len(points.outcomes) + points.outcome, return_inverse=True)
     bounds = np.searchsorted(keys, np.arange(len(cases) + 1) * len(points.outcomes))
     parts: list[tuple[int, Row]] = []

@@ -7,7 +7,6 @@ positions: its mean is a sum over layers, and its variance is not computed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -172,9 +171,9 @@ def priced_columns(
 
 def _steps(parameters: Parameters, tokens: int, *, separately: bool) -> tuple[Integers, Integers, Integers]:
     """Positions (0 unless `separately`), widths and numbers of the steps of all batches."""
-    found = Counter((position if separately else 0, width) for position, width in parameters.columns(tokens))
-    positions, widths = np.array([*found]).T
-    return positions, widths, np.array([*found.values()])
+    positions, widths = parameters.column_arrays(tokens)
+    (positions, widths), counts = np.unique([positions * separately, widths], axis=1, return_counts=True)
+    return positions, widths, counts
 
 
 def moments_of_points(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats]:
@@ -333,7 +332,7 @@ def _filling_counts(parameters: Parameters, tokens: int, rising: Floats) -> Floa
     """
     left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # probability of an exit before layer j + 1
     left[:, : parameters.first_check] = 0.0
-    columns = np.bincount([place for place, _ in parameters.columns(tokens)], minlength=tokens)
+    columns = np.bincount(parameters.column_arrays(tokens)[0], minlength=tokens)
     found = np.zeros((tokens, tokens))
     if len(left) == 1:
         lacking = left ** np.arange(1, tokens)[:, None]  # at least 1, 2, ... missing rows

@@ -138,7 +138,7 @@ def _time(parameters: Parameters, tokens: int, cost: StepCosts) -> Any:
     """Time of all batches, of several costs an array. Passes of equal budget are priced together."""
     parameters.check_tokens(tokens)
     budgets = np.array(schedule(parameters, tokens))
-    places, widths = np.array([*parameters.columns(tokens)]).T
+    places, widths = parameters.column_arrays(tokens)
     time: Any = 0.0
     for budget in dict.fromkeys(budgets.tolist()):
         own = budgets[places] == budget
@@ -168,12 +168,11 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     >>> work(Parameters(24, 8, 16, 60, 160), 100, None).by_model["target"].layer_passes
     1204.0
     """
-    budgets = schedule(parameters, tokens)
-    rows = [(budgets[place], width, place + 1) for place, width in parameters.columns(tokens)]
-    layers, widths, seen = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
-    attended = float(layers @ (widths * seen))
-    total = Totals(len(rows), float(layers.sum()), float(layers @ widths), attended, attended)
-    return Work({"target": total._replace(head_runs=len(rows), heads=float(widths.sum()))})
+    places, widths = parameters.column_arrays(tokens)
+    layers = np.array(schedule(parameters, tokens), dtype=np.float64)[places]
+    attended = float(layers @ (widths * (places + 1)))
+    total = Totals(len(places), float(layers.sum()), float(layers @ widths), attended, attended)
+    return Work({"target": total._replace(head_runs=len(places), heads=float(widths.sum()))})
 
 
 # --- Speed ------------------------------------------------------------------------------------------------------------
