@@ -231,17 +231,20 @@ def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats
             likely, each = chance[points.law[some]], times[points.price[some]]
             first = np.einsum("pcd,pcd->pc", likely, each)
             mean[some] += first @ part.counts
-            variance[some] += np.einsum("pcd,pcd->pc", likely, (each - first[..., None]) ** 2) @ part.counts
+            each -= first[..., None]
+            np.square(each, out=each)
+            variance[some] += np.einsum("pcd,pcd->pc", likely, each) @ part.counts
     if parameters.fill == "backfill":
         return mean + points.linear(*_fillings(points, rising)), np.full(points.law.size, np.nan)
     return mean, variance
 
 
 def _chances(rising: Floats, positions: Integers, widths: Integers) -> Floats:
-    """Probabilities of the depth of batch steps, that of the deepest sequence; shape (laws, steps, layers)."""
+    """Probabilities of the depth of batch steps, that of the deepest sequence; shape (laws, steps or 1 if they are alike, layers)."""
     known, which = np.unique(widths, return_inverse=True)
     if rising.shape[1] == 1:  # steps of equal width are alike
-        return np.asarray(np.diff(rising ** known[:, None], prepend=0.0, axis=-1)[:, which])
+        alike = np.diff(rising ** known[:, None], prepend=0.0, axis=-1)
+        return np.asarray(alike[:, which] if len(known) > 1 else alike)
     return np.asarray(np.diff(rising[:, positions] ** widths[:, None], prepend=0.0, axis=-1))
 
 
