@@ -143,7 +143,8 @@ class Decoder:
         `state` is the output of earlier layers. Rows from `at` on are dropped first. Sequences of a batch are padded to the widest;
         padding is computed, but writes no rows. `seen` receives the state before each layer. `between` is called with the index of
         each layer before it runs, and an exception from it ends the pass. With a `context_budget` each sequence's tokens attend to
-        the rows of `model.steps.visible_positions` and to themselves, and the library's attention receives no others.
+        the rows of `model.steps.visible_positions` and to themselves, and the library's attention receives no others but those of
+        further hypotheses, which are masked.
         """
         import torch
 
@@ -208,11 +209,10 @@ class Decoder:
     ) -> PassPositions:
         import torch
 
-        if context_budget is not None and context_budget < at:
-            if tree or rows.at is not None:
-                raise ParameterError("context_budget must be left out for passes over several hypotheses; leave it out")
+        several = bool(tree) or rows.at is not None
+        if context_budget is not None and context_budget < at and not several:
             return self._limited_positions(at, width, context_budget)
-        if not tree and rows.at is None:
+        if not several:
             if self._last_positions is not None and self._last_positions[:2] == (at, width):
                 return self._last_positions[2]
             if self.max_positions is not None and at + width > self.max_positions:
@@ -232,6 +232,10 @@ class Decoder:
         sees = np.zeros((width, len(rows.at)), dtype=np.bool_)  # index assignment in torch is ten times slower
         for index, attended in enumerate(seen):
             sees[index, attended] = True
+        first, latest = visible_positions(at, context_budget)
+        if first.stop < latest.start:  # rows are in order of arrival, so those beyond the budget are masked, not left out
+            places = np.array(rows.at)
+            sees[:, (places >= first.stop) & (places < latest.start)] = False
         mask = None if sees.all() else torch.from_numpy(sees).to(self.device)[None, None]
         positions = torch.tensor(held, device=self.device)[None]
         return PassPositions(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))

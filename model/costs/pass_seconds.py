@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -91,6 +91,8 @@ class PassSeconds(StepCosts):
     """Overhead of an engine that the times of the target's layers contain in passes over several tokens per sequence [s]."""
     counts_steps: bool = True
     """False leaves the overhead of engine steps and of verifications out (`passes_only`)."""
+    context_budgets: Mapping[str, int] = field(default_factory=dict)
+    """By role: largest number of cached positions of each sequence that its passes read (`within_budgets`)."""
     _times: dict[PassShape, Floats] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes, by shape and position."""
     _layers: dict[tuple[str, int, int, int | None], Estimate] = field(default_factory=dict, init=False, repr=False)
@@ -98,6 +100,7 @@ class PassSeconds(StepCosts):
     _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes with their errors, by shape and position."""
     _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
+    _within: dict[tuple[tuple[str, int], ...], Self] = field(default_factory=dict, init=False, repr=False)
 
     uniform = False
 
@@ -135,6 +138,25 @@ class PassSeconds(StepCosts):
             self._passes_only = replace(self, **none, counts_steps=False)
             self._passes_only._layers = self._layers
         return self._passes_only
+
+    def within_budgets(self, budgets: Mapping[str, int]) -> Self:
+        """See `StepCosts`; passes whose shape has a budget keep it, and all times are tabulated once for both.
+
+        >>> from model.hardware.devices import device
+        >>> from model.hardware.roofline import Roofline
+        >>> from model.architectures.published_shapes import preset
+        >>> draft = Roofline.on_device(preset("llama-3.2-1b"), device("h100"))
+        >>> cost = PassSeconds({"draft": draft}, prompt=32_000, batch=16)
+        >>> [round(1e3 * float(each.draft_times()), 2) for each in (cost, cost.within_budgets({"draft": 512}))]
+        [6.6, 1.19]
+        """
+        key = tuple(sorted(budgets.items()))
+        if not key:
+            return self
+        if key not in self._within:
+            found = self._within[key] = replace(self, context_budgets=dict(budgets))
+            found._times, found._layers, found._totals = self._times, self._layers, self._totals
+        return self._within[key]
 
     def overhead_of(self, step: Forward) -> float:
         """Overhead of the engine's step that the time of a pass contains [s]."""
@@ -236,6 +258,8 @@ class PassSeconds(StepCosts):
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` output positions [s]."""
+        if shape.context_budget is None and shape.role in self.context_budgets:
+            shape = shape._replace(context_budget=self.context_budgets[shape.role])
         where = np.asarray(at)
         single = isinstance(shape.width, int) and isinstance(shape.sequences, int) and isinstance(shape.heads, int)
         if not single or where.dtype.kind not in "iu":

@@ -8,7 +8,8 @@ expectations are sums over the positions at which passes start.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -139,6 +140,13 @@ class StepCosts:
         """True if the times of passes contain overheads of engine steps (`overhead_of`)."""
         return False
 
+    def within_budgets(self, budgets: Mapping[str, int]) -> Self:
+        """The same costs with passes that read at most `budgets[role]` cached positions of each sequence; equal calls, one object.
+
+        Costs whose passes take the same time at every context stay as they are.
+        """
+        return self
+
     def overhead_of(self, step: Forward) -> float:
         """Overhead of the engine that the time of a pass contains."""
         return 0.0
@@ -199,12 +207,11 @@ class StepCosts:
         return self.times(PassShape(LayerSpan(0, self.layers), width=width, sequences=sequences, heads=width), at)
 
     def draft_times(
-        self, at: ArrayLike = 0, *, role: str = "draft", width: ArrayLike = 1, sequences: ArrayLike = 1, heads: ArrayLike = 1,
-        context_budget: int | None = None,
-    ) -> Floats:  # fmt: skip
+        self, at: ArrayLike = 0, *, role: str = "draft", width: ArrayLike = 1, sequences: ArrayLike = 1, heads: ArrayLike = 1
+    ) -> Floats:
         """Time of a whole pass of a smaller model over `width` tokens per sequence, with logits of the last `heads` tokens."""
         self.require(role)
-        return self.times(PassShape(ALL_LAYERS, role, width, sequences, heads, context_budget=context_budget), at)
+        return self.times(PassShape(ALL_LAYERS, role, width, sequences, heads), at)
 
     def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
         """Pairs (width, time of a pass of the target relative to width 1) up to `max_width`; None if the time is constant.

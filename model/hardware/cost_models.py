@@ -9,6 +9,7 @@ overhead of an engine per step to any of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -236,14 +237,14 @@ class DeviceMemory:
 
 def memory(
     shape: Shape, available: float, *, context: int, batch: int = 1, tensor_parallel: int = 1, also: tuple[Shape, ...] = (),
-    draft_budget: int | None = None,
+    draft_budget: int | Sequence[int | None] | None = None,
 ) -> DeviceMemory:  # fmt: skip
     """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and models `also` (a draft).
 
     Those are whole: of a draft that is split as well, `also` has the part on one device (`Shape.shard`). A method on several units
     keeps a replica on each, so their number does not change the memory per unit. A draft head shares the embedding, and perhaps the
-    head, of the target. A draft whose passes read at most `draft_budget` cached positions of a sequence keeps no others; a model
-    that drafts for itself keeps all, because it verifies with them.
+    head, of the target. A draft whose passes read at most `draft_budget` cached positions of a sequence keeps no others (a number for
+    all of `also`, or one for each); a model that drafts for itself keeps all, because it verifies with them.
 
     >>> from model.architectures.published_shapes import preset
     >>> device = memory(preset("llama-2-13b"), 80e9, context=4096, batch=8)
@@ -252,8 +253,9 @@ def memory(
     """
     parts = [shape.shard(tensor_parallel), *also]
     weights = float(sum(each.weight_bytes for each in parts))
-    kept = context if draft_budget is None else min(context, draft_budget)
-    cache = float(sum(each.cache_bytes_at(held) * batch for each, held in zip(parts, [context, *[kept] * len(also)], strict=True)))
+    budgets = draft_budget if isinstance(draft_budget, Sequence) else [draft_budget] * len(also)
+    kept = [context, *[context if budget is None else min(context, budget) for budget in budgets]]
+    cache = float(sum(each.cache_bytes_at(held) * batch for each, held in zip(parts, kept, strict=True)))
     return DeviceMemory(weights, cache, available)
 
 

@@ -91,7 +91,7 @@ def _context_within(step: Forward, budget: int) -> tuple[int, int]:
     return attended, step.batch_size * read
 
 
-def attended_within(start: ArrayLike, passes: ArrayLike, context_budget: int) -> NDArray[np.float64]:
+def attended_within(start: ArrayLike, passes: ArrayLike, context_budget: int | None) -> NDArray[np.float64]:
     """Positions attended to by passes over one token at `start`, start + 1, ..., with at most `context_budget` cached ones each.
 
     A pass at position x attends to min(x, budget) + 1 positions, and reads as many.
@@ -100,6 +100,8 @@ def attended_within(start: ArrayLike, passes: ArrayLike, context_budget: int) ->
     [9.0, 14.0, 15.0]
     """
     first, count = np.asarray(start, dtype=np.float64), np.asarray(passes, dtype=np.float64)
+    if context_budget is None:
+        return np.asarray(count * first + count * (count + 1) / 2)
     below = np.clip(context_budget - first, 0, count)  # passes before which fewer positions are cached
     return np.asarray(below * first + below * (below - 1) / 2 + (count - below) * context_budget + count)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.method_parameters import MethodParameters
+from model.methods.method_parameters import ContextBudget, MethodParameters
 from model.methods.peak_demand import Demand, of_one_process
 
 COLOCATED, SEPARATE = PLACEMENTS = ("colocated", "separate")
@@ -36,15 +36,23 @@ class BudgetedDraft(MethodParameters):
 
     context_budget: int | None = None
 
-    def check_budget(self) -> None:
-        """Raise ParameterError for a budget that is no positive number."""
-        if self.context_budget is not None:
-            checks.whole("context_budget", self.context_budget, 1, checks.MAX_TOKENS)
+    def check_budgets(self) -> None:
+        """Raise ParameterError for budgets that are no positive number, or of drafts that read the target's states."""
+        for budget in self.context_budgets:
+            checks.whole(budget.name, budget.positions, 1, checks.MAX_TOKENS)
+            if self.reads_states:
+                drafter = self.table()["drafter"]
+                raise checks.ParameterError(
+                    f"{budget.name} must be left out with drafter='{drafter}', got {budget.positions}: only passes of a draft model"
+                    " with a cache of its own have a budget; leave it out, or set drafter = 'model'"
+                )
 
     @property
-    def draft_budget(self) -> int | None:
-        """Largest number of cached positions of each sequence that a draft pass reads; None: all."""
-        return self.context_budget
+    def context_budgets(self) -> tuple[ContextBudget, ...]:
+        """Budgets of draft passes: that of the draft model, or of a model that drafts for itself."""
+        if self.context_budget is None:
+            return ()
+        return (ContextBudget("context_budget", "draft" if "draft" in self.roles else "target", self.context_budget),)
 
 
 @dataclass(frozen=True, kw_only=True)

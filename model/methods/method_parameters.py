@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from model.base import checks
 from model.base.table_records import TableRecord
@@ -38,6 +38,16 @@ COSTS_OF = {
     ),
 }
 """Costs of methods with a further model, by its role."""
+
+
+class ContextBudget(NamedTuple):
+    """Largest number of cached positions of each sequence that draft passes of a model read."""
+
+    name: str
+    """Name of the parameter."""
+    role: str
+    """The model that makes the passes."""
+    positions: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,17 +213,27 @@ class MethodParameters(TableRecord):
         return False
 
     @property
-    def draft_budget(self) -> int | None:
-        """Largest number of cached positions of each sequence that a draft pass reads; None: all."""
-        return None
+    def context_budgets(self) -> tuple[ContextBudget, ...]:
+        """Budgets of draft passes that read less of the context than is cached."""
+        return ()
+
+    @property
+    def draft_budgets(self) -> Mapping[str, int]:
+        """Largest number of cached positions that passes of a model read, by its role; not of a model that drafts for itself."""
+        return {budget.role: budget.positions for budget in self.context_budgets if budget.role in self.roles}
+
+    def draft_costs(self, cost: StepCosts) -> StepCosts:
+        """Costs with the context budgets of the method's models: those that price what its formulas and paths sum."""
+        return cost.within_budgets(self.draft_budgets)
 
     def check_context(self, context: int) -> None:
         """Raise ParameterError for a budget of draft passes beyond `context`, the positions of prompt and output together."""
-        if self.draft_budget is not None and self.draft_budget > context:
-            raise checks.ParameterError(
-                f"context_budget must be at most {context}, the positions of prompt and tokens together, got {self.draft_budget};"
-                " leave it out for drafts that read the whole context, or take a longer prompt"
-            )
+        for name, _, positions in self.context_budgets:
+            if positions > context:
+                raise checks.ParameterError(
+                    f"{name} must be at most {context}, the positions of prompt and tokens together, got {positions}; leave it out"
+                    " for drafts that read the whole context, or take a longer prompt"
+                )
 
     @property
     def joint_verification(self) -> bool:

@@ -496,15 +496,13 @@ def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def round_prices(
-    cost: StepCosts, longest: int, *, tokens: int = 1, separate: bool = False, sequences: int = 1,
-    context_budget: int | None = None,
-) -> RoundPrices:  # fmt: skip
+    cost: StepCosts, longest: int, *, tokens: int = 1, separate: bool = False, sequences: int = 1
+) -> RoundPrices:
     """Prices of rounds with 0, 1, ..., `longest` drafted tokens: one draft pass per token, and one pass of the target.
 
     Start positions are below `tokens`, if times depend on the position. If the models are on `separate` units, a round with drafts
     uses the link twice, to the draft model and back. With several `sequences` each pass has the same number of tokens of each.
-    Draft passes read at most `context_budget` cached positions. Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1 tokens
-    in the target, gamma in the draft model.
+    Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1 tokens in the target, gamma in the draft model.
 
     >>> from model.costs.layer_times import UnitCost
     >>> prices = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5), 2, separate=True)
@@ -514,12 +512,12 @@ def round_prices(
     drafted = np.arange(longest + 1.0)
     operations = sequences * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     link = np.where(drafted > 0, 2 * cost.link * separate, 0.0)
-    drafts = draft_times(cost, longest, tokens, sequences=sequences, context_budget=context_budget)
+    drafts = draft_times(cost, longest, tokens, sequences=sequences)
     verify = verify_times(cost, longest + 1, tokens, sequences=sequences)
     if cost.uniform:
         drafts, verify = drafts[0], verify[0]
     else:
-        more = reread_times(cost, tokens, sequences=sequences, context_budget=context_budget)[:, None]
+        more = reread_times(cost, tokens, sequences=sequences)[:, None]
         drafts = np.stack([drafts, drafts + np.where(drafted > 0, more, 0.0)])
     return RoundPrices(drafts + verify + link, drafts * cost.draft_devices + verify, operations)
 
@@ -563,14 +561,12 @@ def head_prices(
     return RoundPrices(time, busy, prices.operations), ReadingTimes(more, more * cost.draft_devices)
 
 
-def draft_times(
-    cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1, context_budget: int | None = None
-) -> Floats:
+def draft_times(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
     """Time of 0, 1, ..., `longest` single-token draft passes from each position on; shape (tokens, longest + 1)."""
     if cost.uniform:
         return np.broadcast_to(np.arange(longest + 1) * cost.draft_times(role=role, sequences=sequences), (tokens, longest + 1))
     at = np.arange(tokens + longest)
-    return sums_from(cost.draft_times(at, role=role, sequences=sequences, context_budget=context_budget), longest, tokens)
+    return sums_from(cost.draft_times(at, role=role, sequences=sequences), longest, tokens)
 
 
 def sums_from(times: Floats, longest: int, tokens: int) -> Floats:
@@ -614,13 +610,11 @@ def verify_times(cost: StepCosts, max_width: int, tokens: int, *, sequences: int
     return np.stack([cost.verify_times(width, start, sequences) for width in widths.tolist()], axis=1)
 
 
-def reread_times(
-    cost: StepCosts, tokens: int, *, role: str = "draft", sequences: int = 1, context_budget: int | None = None
-) -> Floats:
+def reread_times(cost: StepCosts, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
     """Additional time of a draft pass at each position if it also reads the token before; shape (..., tokens), 0 at the first."""
     start = np.arange(1, tokens)
     narrow, wide = (
-        cost.draft_times(at, role=role, width=width, sequences=sequences, context_budget=context_budget)
+        cost.draft_times(at, role=role, width=width, sequences=sequences)
         for width, at in ((1, start), (2, start - 1))
     )
     return np.concatenate([np.zeros((*wide.shape[:-1], 1)), wide - narrow], axis=-1)

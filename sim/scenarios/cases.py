@@ -407,9 +407,9 @@ def resolve_but_outcomes(
         parameters = parameters.with_costs(hardware.cost)
         return Case(name, parameters, settings, {}, hardware.cost, None, cluster, hardware.shapes, hardware)
     assert isinstance(cost, Cost)
-    if parameters.draft_budget is not None:
+    for budget in parameters.context_budgets:
         raise ParameterError(
-            f"method.context_budget needs costs that know the context, got {parameters.draft_budget} with {where['cost']}.kind"
+            f"method.{budget.name} needs costs that know the context, got {budget.positions} with {where['cost']}.kind"
             f" {cost.kind!r}, in which a pass takes the same time at every context; set kind to one of"
             f" {', '.join(hardware_cost.KINDS)}, or leave it out and set {where['cost']}.cost_ratio to the time of such a pass"
         )

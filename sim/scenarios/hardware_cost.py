@@ -524,16 +524,14 @@ def _refuse_no_time(cost: PassSeconds) -> None:
 
 def _refuse_idle_budget(cost: PassSeconds, parameters: MethodParameters, tokens: int, where: str) -> None:
     """Raise an error for a budget that does not change the time of a draft pass although it hides a part of the context."""
-    if parameters.draft_budget is None or parameters.draft_budget >= cost.prompt + tokens:
-        return
-    role = "draft" if "draft" in parameters.roles else "target"
-    whole = PassShape(ALL_LAYERS, role, heads=1)
-    times = [float(cost.times(shape, tokens)) for shape in (whole, whole._replace(context_budget=parameters.draft_budget))]
-    if times[0] == times[1]:
-        raise ParameterError(
-            f"context_budget must make a pass of the {role} shorter than {times[0]:.4g} s, got {parameters.draft_budget} with"
-            f" {where}, whose passes take the same time with any context; leave it out, or take costs that know the context"
-        )
+    for name, role, positions in parameters.context_budgets:
+        whole = PassShape(ALL_LAYERS, role, heads=1)
+        times = [float(cost.times(shape, tokens)) for shape in (whole, whole._replace(context_budget=positions))]
+        if positions < cost.prompt + tokens and times[0] == times[1]:
+            raise ParameterError(
+                f"{name} must make a pass of the {role} shorter than {times[0]:.4g} s, got {positions} with {where}, whose passes"
+                " take the same time with any context; leave it out, or take costs that know the context"
+            )
 
 
 def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -> PassSeconds | None:
@@ -580,13 +578,12 @@ def _memory(
     of = _device(cost, target)
     if of is None:
         return None
-    also = () if parameters.separate_units else tuple(
-        each.shape.shard(draft_split if role == "draft" else 1) for role, each in models.items() if role != "target"
-    )
+    others = () if parameters.separate_units else tuple(role for role in models if role != "target")
+    also = tuple(models[role].shape.shard(draft_split if role == "draft" else 1) for role in others)
     batch = parameters.sequences
     room = cost_models.memory(
         target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.split, also=also,
-        draft_budget=parameters.draft_budget,
+        draft_budget=tuple(parameters.draft_budgets.get(role) for role in others),
     )  # fmt: skip
     cost_models.refuse_too_large(room, of.name)
     return room

@@ -65,7 +65,7 @@ def of_outcomes(case: Case, table: Mapping[str, Any]) -> Row:
 
 def of_costs(case: Case) -> Row:
     """Costs of a point, units of its cluster, and the reason if it has no estimates."""
-    row: Row = {RATIOS[role]: case.cost.ratio(role) for role in case.parameters.roles}
+    row: Row = {RATIOS[role]: case.parameters.draft_costs(case.cost).ratio(role) for role in case.parameters.roles}
     row |= {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.exact}
     row |= {"no_value_because": case.contention} if case.contended else {}
     if (why := time_breakdown.missing_because(case)) is not None:

@@ -106,8 +106,8 @@ def test_a_budget_beyond_the_context_changes_nothing() -> None:
 def test_a_smaller_budget_is_never_slower(budget: int, less: int, at: int) -> None:
     cost = growing(4, draft=0.3, prompt=100, batch=2, others_position=20.0)
     fewer = max(budget - less, 1)
-    assert float(cost.draft_times(at, context_budget=fewer)) <= float(cost.draft_times(at, context_budget=budget))
-    assert float(cost.draft_times(at, context_budget=budget)) <= float(cost.draft_times(at))
+    times = [float(cost.within_budgets({"draft": most}).draft_times(at)) for most in (fewer, budget)]
+    assert times[0] <= times[1] <= float(cost.draft_times(at))
 
 
 @given(st.integers(0, 30), st.integers(1, 60))
@@ -125,7 +125,7 @@ def test_the_budget_holds_for_the_other_sequences_of_the_batch_too() -> None:
     """Budgets up to the prompt: a pass reads as much at every position, of all sequences. Beyond it, the others are cut as well."""
     far, near = (growing(4, draft=0.3, prompt=100, batch=3, others_position=others) for others in (60.0, 0.0))
     for budget in (1, 40, 100):
-        times = {float(each.draft_times(at, context_budget=budget)) for each in (far, near) for at in (0, 7, 50)}
+        times = {float(each.within_budgets({"draft": budget}).draft_times(at)) for each in (far, near) for at in (0, 7, 50)}
         assert len(times) == 1
         assert float(far.context(7, budget)) == budget
     assert float(far.context(7, 130)) == pytest.approx((107 + 130 + 130) / 3)

@@ -302,7 +302,7 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
         here = {"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}
         assert rooms == [
             *((preset("llama-2-13b"), here) for _ in range(tensor_parallel > 1)),
-            (preset("llama-2-13b"), here | {"tensor_parallel": tensor_parallel, "also": also, "draft_budget": None}),
+            (preset("llama-2-13b"), here | {"tensor_parallel": tensor_parallel, "also": also, "draft_budget": (None,) * len(also)}),
         ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from model.costs.step_costs import StepCosts
 from model.costs.width_curve import as_curve
 from model.methods.adaptive import draft_length_policies
 from model.methods.claim_bounds import ClaimRule
-from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.draft_model import MAX_DRAFT, BudgetedDraft, DraftModel
 from model.methods.proposals import Known, Proposals
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, start, verify
 from model.steps import Read, Step, Steps
@@ -48,7 +48,7 @@ ONLY = np.zeros(1, dtype=np.intp)
 
 
 @dataclass(frozen=True)
-class Parameters(DraftModel):
+class Parameters(BudgetedDraft, DraftModel):
     """Parameters of speculative decoding with adaptive draft lengths.
 
     Parameters
@@ -81,6 +81,8 @@ class Parameters(DraftModel):
         Sequences of a full batch.
     batching
         `lockstep` with several sequences.
+    context_budget
+        Largest number of cached positions of each sequence that a pass of the draft model reads; None: all.
     """
 
     layers: int
@@ -125,6 +127,7 @@ class Parameters(DraftModel):
         checks.whole("max_draft_length", self.max_draft_length, 1, MAX_DRAFT)
         checks.flag("sampled", self.sampled)
         self.check_models()
+        self.check_budgets()
         for name in dict.fromkeys(name for options in OPTIONS.values() for name in options):
             if name not in OPTIONS[self.policy] and getattr(self, name) is not None:
                 users = ", ".join(policy for policy, options in OPTIONS.items() if name in options)
@@ -208,7 +211,7 @@ class Parameters(DraftModel):
         If times depend on the position, those at mid-context.
         """
         known: dict[str, Callable[[], Any]] = {
-            "believed_cost_ratio": lambda: cost.ratio("draft"),
+            "believed_cost_ratio": lambda: self.draft_costs(cost).ratio("draft"),
             "believed_verify_cost": lambda: cost.verify_curve(self.largest_pass),
         }
         missing = {name: find() for name, find in known.items() if name in OPTIONS[self.policy] and getattr(self, name) is None}
@@ -240,7 +243,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     sequence, end = list(prompt), len(prompt) + tokens
     policy = parameters.initial_policy(1)
     threshold = parameters.option("confidence_threshold") if parameters.policy == "confidence" else None
-    drafter, target = (yield from start(parameters, sequence, parameters.sampled)), Model("target", parameters.layers, 0)
+    drafter, target = (yield from start(parameters, sequence)), Model("target", parameters.layers, 0)
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         guesses = yield from offer(drafter, sequence, min(int(policy.length[0]), end - len(sequence) - 1), threshold)
         kept, token = yield from verify(target, sequence, guesses, parameters.sampled)

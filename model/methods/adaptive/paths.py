@@ -9,7 +9,8 @@ import numpy as np
 
 from model.costs.step_costs import StepCosts
 from model.methods.adaptive.algorithm import Parameters
-from model.methods.rounds import Tally, round_prices, varying
+from model.methods.adaptive.theory import prices_of
+from model.methods.rounds import Tally, varying
 from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
 
@@ -19,9 +20,9 @@ LAST_MATTERS = False
 
 def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes] | Mapping[str, Any]) -> Tally:
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
-    prices = round_prices(cost, parameters.longest_draft, tokens=tokens, separate=parameters.placement == "separate")
+    prices = prices_of(parameters, cost, tokens)
     if not isinstance(outcomes, Mapping):
-        skipping = cost if parameters.may_skip and not cost.uniform else None
+        skipping = parameters.draft_costs(cost) if parameters.may_skip and not cost.uniform else None
         return varying(parameters.initial_policy(BLOCK), tokens, outcomes, prices, skipping=skipping)
     doubts = np.concatenate([np.zeros((0, BLOCK), dtype=np.uint8), *outcomes["confidence"]])
     return varying(parameters.initial_policy(BLOCK), tokens, outcomes["accept"], prices, doubts)

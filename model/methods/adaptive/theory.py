@@ -53,6 +53,12 @@ NO_MOMENTS = Moments(*[float("nan")] * 6)
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
 
 
+def prices_of(parameters: Parameters, cost: StepCosts, tokens: int) -> RoundPrices:
+    """Prices of rounds by their drafted tokens."""
+    separate = parameters.placement == "separate"
+    return round_prices(parameters.draft_costs(cost), parameters.longest_draft, tokens=tokens, separate=separate)
+
+
 def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts) -> Prediction:
     """Exact prediction for `tokens` tokens, with cut last drafts and dependent outcomes; times in the unit of the costs.
 
@@ -67,7 +73,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     count = int(np.asarray(tokens))
-    prices = round_prices(cost, parameters.longest_draft, tokens=count, separate=parameters.placement == "separate")
+    prices = prices_of(parameters, cost, count)
     accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
     found = NO_MOMENTS
     if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
@@ -84,9 +90,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Upper bounds of time and unit-time, for any draft lengths."""
-    prices = round_prices(cost, parameters.longest_draft, tokens=tokens, separate=parameters.placement == "separate")
-    time, busy = slowest_of(tokens, prices)
-    more = tokens * longest_skipped(cost, tokens) if parameters.may_skip and not cost.uniform else 0.0
+    time, busy = slowest_of(tokens, prices_of(parameters, cost, tokens))
+    more = tokens * longest_skipped(parameters.draft_costs(cost), tokens) if parameters.may_skip and not cost.uniform else 0.0
     return time + more, busy + more * cost.draft_devices
 
 

@@ -42,11 +42,11 @@ from model.costs.step_costs import StepCosts
 from model.methods.claim_bounds import ClaimRule
 from model.methods.concurrent.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, verify
 from model.methods.concurrent.unit_transfers import no_steps, returned_to
-from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
+from model.methods.draft_model import MAX_DRAFT, SEPARATE, BudgetedDraft, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
-from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
+from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, draft_model, verification_pass
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 PASS, REJECTION = DRAFT_STOPS = ("pass", "rejection")
@@ -55,7 +55,7 @@ WAITING = 2
 
 
 @dataclass(frozen=True)
-class Parameters(DraftModel):
+class Parameters(BudgetedDraft, DraftModel):
     """Parameters of AMUSD.
 
     Parameters
@@ -70,6 +70,8 @@ class Parameters(DraftModel):
         Drafted tokens for which the target waits before a pass, unless fewer can still be drafted; below `draft_length`.
     draft_stop
         End of the draft pass in progress when a rollback message arrives: after it (`pass`), or at once (`rejection`).
+    context_budget
+        Largest number of cached positions of each sequence that a pass of the draft model reads; None: all.
     """
 
     layers: int
@@ -103,6 +105,7 @@ class Parameters(DraftModel):
             )
         checks.flag("sampled", self.sampled)
         self.check_models()
+        self.check_budgets()
         check_separate(self.placement)
         checks.one_of("draft_stop", self.draft_stop, DRAFT_STOPS)
         self.check_batching()
@@ -182,7 +185,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
                 message = _allow(running, running.allowed)
             else:  # the draft model has read the sequence but its last token; at the start it reads the prompt
                 rows = len(sequence) - 1 if len(sequence) > len(prompt) else 0
-                model = Model("draft", parameters.draft_layers, DRAFT_UNIT, rows, parameters.sampled)
+                model = draft_model(parameters, DRAFT_UNIT, rows)
                 message = _roll_back(last, running, model, tuple(sequence), parameters.stops_passes)
             running.messages = yield Fork((message,), (DRAFT_UNIT,), (running.home,))
         yield from running.wait(verified + min(parameters.min_waiting, left))

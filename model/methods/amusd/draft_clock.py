@@ -45,7 +45,7 @@ class ConcurrentTimes:
     @classmethod
     def of(cls, parameters: Parameters, tokens: int, cost: StepCosts) -> ConcurrentTimes:
         """Prices at these costs; a draft pass reads one token, the one before the position."""
-        draft = np.asarray(np.broadcast_to(cost.draft_times(np.arange(tokens)), tokens), dtype=np.float64)
+        draft = np.asarray(np.broadcast_to(parameters.draft_costs(cost).draft_times(np.arange(tokens)), tokens), dtype=np.float64)
         return cls(verify_times(cost, parameters.draft_length, tokens), draft, cost.link)
 
     @property

@@ -38,11 +38,11 @@ from model.costs.step_costs import StepCosts
 from model.methods.claim_bounds import ClaimRule
 from model.methods.concurrent.concurrent_drafts import check_separate, verify
 from model.methods.concurrent.unit_transfers import kept_on, returned_to, stop_order
-from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
+from model.methods.draft_model import MAX_DRAFT, SEPARATE, BudgetedDraft, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
-from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft
+from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, draft_model
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 DRAFT_UNIT = 0
@@ -52,12 +52,12 @@ MAX_OUTPUT = 2048
 
 
 @dataclass(frozen=True)
-class Parameters(DraftModel):
+class Parameters(BudgetedDraft, DraftModel):
     """Parameters of distributed speculative inference: every `lookahead` drafted tokens are verified on the next replica.
 
     `verifiers` is the number of replicas of the target, each a unit with the whole target. The paper needs
     ceil(t_target / (lookahead t_draft)) of them; with fewer, passes wait. `draft_layers` is the depth of the draft model, which
-    always has a separate unit (`placement` separate).
+    always has a separate unit (`placement` separate); its passes read at most `context_budget` cached positions.
     """
 
     layers: int
@@ -97,6 +97,7 @@ class Parameters(DraftModel):
         checks.whole("verifiers", self.verifiers, 1, checks.MAX_UNITS - 1)
         checks.flag("sampled", self.sampled)
         self.check_models()
+        self.check_budgets()
         check_separate(self.placement)
         self.check_batching()
 
@@ -163,7 +164,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     sequence, end = list(prompt), len(prompt) + tokens
     target = Model("target", parameters.layers, DRAFT_UNIT + 1)
     home = yield from _prefilled(target, prompt) if prompt[:-1] else returned_to(DRAFT_UNIT)
-    drafter, draft_home, replica = Model("draft", parameters.draft_layers, DRAFT_UNIT, 0, parameters.sampled), None, 0
+    drafter, draft_home, replica = draft_model(parameters, DRAFT_UNIT), None, 0
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         begun = len(sequence)
         going = Speculation(parameters, target, drafter, sequence, end, home, replica)

@@ -19,7 +19,7 @@ LAST_MATTERS = False
 
 def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes]) -> Tally:
     """Return the tally of a block of replications, from the outcomes of the first `tokens` - 1 positions."""
-    tables = speculation_tables(parameters.lookahead, parameters.verifiers, tokens, cost)
+    tables = speculation_tables(parameters.lookahead, parameters.verifiers, tokens, parameters.draft_costs(cost))
     verified = np.cumsum(tables.waiting, axis=1)
     start, everyone = np.zeros(BLOCK, dtype=np.int64), np.arange(BLOCK)
     time, busy, operations, rounds, offered = np.zeros((5, BLOCK))

@@ -55,7 +55,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     count = int(np.asarray(tokens))
     parameters.check_tokens(count)
-    found = moments(parameters.lookahead, parameters.verifiers, count, law, cost)
+    found = moments(parameters.lookahead, parameters.verifiers, count, law, parameters.draft_costs(cost))
     latency, variance, busy, operations, rounds, drafted = (np.asarray(value, dtype=np.float64) for value in found)
     units, plain = np.asarray(float(parameters.units)), np.asarray(parameters.plain_time(count, cost))
     return Prediction(latency, variance, busy, np.asarray(np.nan), units, plain, rounds, drafted, operations)
@@ -63,7 +63,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Upper bounds of time and unit-time: every token takes as long as in the slowest speculation, by tokens."""
-    tables = speculation_tables(parameters.lookahead, parameters.verifiers, tokens, cost)
+    tables = speculation_tables(parameters.lookahead, parameters.verifiers, tokens, parameters.draft_costs(cost))
     time = busy = 0.0
     for start in range(tokens):
         length = np.arange(1, tokens - start + 1)

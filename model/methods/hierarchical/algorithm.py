@@ -16,6 +16,8 @@ min(q_S, q) + (1 - beta) q, where beta is the probability that the small model's
 against q, so the output is biased and `exact` is false.
 
 [Deck] N. Tulsian, V. Goyal, R. Aggarwal. Speculative decoding (slides), "Hierarchical speculative decoding".
+[Sun2024b] H. Sun et al. TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding. COLM
+2024, arXiv:2404.11912.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from typing import Any
 
 from model.base import checks
 from model.methods.claim_bounds import ClaimRule
-from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.draft_model import MAX_DRAFT, BudgetedDraft, DraftModel
+from model.methods.method_parameters import ContextBudget
 from model.methods.proposals import Known, Proposals
 from model.methods.speculative.algorithm import (
     DraftedToken,
@@ -35,6 +38,7 @@ from model.methods.speculative.algorithm import (
     accept_or_reject,
     commit,
     draft,
+    draft_model,
     start,
     verification_pass,
     verify,
@@ -45,7 +49,7 @@ READINGS = ("literal", "reuse", "bonus", "recursive")
 
 
 @dataclass(frozen=True)
-class Parameters(DraftModel):
+class Parameters(BudgetedDraft, DraftModel):
     """Parameters of hierarchical decoding.
 
     Parameters
@@ -69,6 +73,9 @@ class Parameters(DraftModel):
         Sequences of a full batch.
     batching
         `lockstep` with several sequences.
+    context_budget, medium_context_budget
+        Largest number of cached positions of each sequence that a pass of the small or the medium model reads, also where it tests
+        the small model's tokens; None: all. TriForce [Sun2024b] has both, the smaller one for the small model.
     """
 
     layers: int
@@ -77,6 +84,7 @@ class Parameters(DraftModel):
     inner_draft_length: int | None = None
     sampled: bool = False
     medium_layers: int = 1
+    medium_context_budget: int | None = None
 
     LABEL = "three models"
     SHORT_LABEL = "hierarchical"
@@ -117,6 +125,14 @@ class Parameters(DraftModel):
         checks.flag("sampled", self.sampled)
         self.check_models()
         checks.whole("medium_layers", self.medium_layers, 1, checks.MAX_LAYERS)
+        self.check_budgets()
+
+    @property
+    def context_budgets(self) -> tuple[ContextBudget, ...]:
+        """Budgets of both smaller models."""
+        if self.medium_context_budget is None:
+            return super().context_budgets
+        return (*super().context_budgets, ContextBudget("medium_context_budget", "medium", self.medium_context_budget))
 
     @property
     def exact(self) -> bool:
@@ -137,8 +153,8 @@ class Parameters(DraftModel):
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
     sequence, end = list(prompt), len(prompt) + tokens
-    small = yield from start(parameters, sequence, parameters.sampled)
-    medium = Model("medium", parameters.medium_layers, min(1, parameters.units - 1), small.rows, parameters.sampled)
+    small = yield from start(parameters, sequence)
+    medium = draft_model(parameters, min(1, parameters.units - 1), small.rows, "medium")
     if medium.rows:
         yield Forward("medium", tuple(sequence[:-1]), 0, medium.span, unit=medium.unit)
     target = Model("target", parameters.layers, 0)

@@ -66,7 +66,7 @@ class PassPrices(NamedTuple):
 
 def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
     """Prices of passes and moves between units, at each position below `tokens` if times depend on the position."""
-    longest, most = parameters.longest_draft, longest_inner(parameters)
+    cost, longest, most = parameters.draft_costs(cost), parameters.longest_draft, longest_inner(parameters)
     others = (
         cost.link if parameters.placement == "separate" else 0.0, cost.operations("draft"), cost.operations("medium"),
         cost.draft_devices,

@@ -44,26 +44,26 @@ from model.costs.step_costs import StepCosts
 from model.methods.claim_bounds import ClaimRule
 from model.methods.concurrent.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate, verify
 from model.methods.concurrent.unit_transfers import returned_to
-from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
+from model.methods.draft_model import MAX_DRAFT, SEPARATE, BudgetedDraft, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
-from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
+from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, draft_model, verification_pass
 from model.steps import DraftLimit, Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 
 ROUND, REJECTION = DRAFT_STOPS = ("round", "rejection")
 
 
 @dataclass(frozen=True)
-class Parameters(DraftModel):
+class Parameters(BudgetedDraft, DraftModel):
     """Parameters of PEARL: gamma = `draft_length` tokens drafted per round, `sampled` or greedy.
 
     `draft_stop` sets when a rejected draft in progress stops: at the end of its `round`, which waits for it (as in the paper's
     engine), or at the `rejection`, which ends the round.
 
     The paper sets gamma near 1 / cost_ratio, so that both models finish at the same time. `draft_layers` is the depth of the draft
-    model, which always has a separate unit (`placement` separate).
+    model, which always has a separate unit (`placement` separate); its passes read at most `context_budget` cached positions.
     """
 
     layers: int
@@ -104,6 +104,7 @@ class Parameters(DraftModel):
         checks.whole("draft_length", self.draft_length, 1, (MAX_DRAFT + 1) // 2)
         checks.flag("sampled", self.sampled)
         self.check_models()
+        self.check_budgets()
         check_separate(self.placement)
         checks.one_of("draft_stop", self.draft_stop, DRAFT_STOPS)
         self.check_batching()
@@ -151,7 +152,7 @@ class Parameters(DraftModel):
         units = min(self.units, tokens)
         if self.lockstep:
             return Demand(units)
-        midway, overlapping = stopped_drafts(self.draft_length, tokens, cost)
+        midway, overlapping = stopped_drafts(self.draft_length, tokens, self.draft_costs(cost))
         return Demand(units, 1 + overlapping, "anywhere" if midway else None)
 
 
@@ -170,7 +171,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         length = min(most, end - len(sequence) - 1 - len(waiting))
         if length:
             ahead = [*sequence, *(guess.token for guess in waiting)]
-            model = Model("draft", parameters.draft_layers, DRAFT_UNIT, min(rows, len(ahead) - 1), parameters.sampled)
+            model = draft_model(parameters, DRAFT_UNIT, min(rows, len(ahead) - 1))
             body = _drafting(model, ahead, length) if lockstep else _first_ahead(model, ahead, length, last, running)
             running.begun = yield Fork((body,), (DRAFT_UNIT,), (running.home,))
         out = yield verification_pass(target, sequence, waiting)

@@ -19,7 +19,7 @@ LAST_MATTERS = False
 
 def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes]) -> Tally:
     """Return the tally of a block of replications, from the outcomes of the first `tokens` - 1 positions."""
-    tables = round_tables(parameters.draft_length, tokens, cost, lockstep=parameters.lockstep)
+    tables = round_tables(parameters.draft_length, tokens, parameters.draft_costs(cost), lockstep=parameters.lockstep)
     start, phase = np.zeros((2, BLOCK), dtype=np.int64)
     time, busy, operations, offered = np.zeros((4, BLOCK))
     counts = np.zeros(parameters.draft_length, dtype=np.int64)

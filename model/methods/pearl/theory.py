@@ -22,7 +22,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Account, Totals, Work
+from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
 from model.methods.pearl.algorithm import DRAFT_STOPS, ROUND, Parameters
@@ -74,6 +74,7 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     finite = []
     for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):
         parameters, tokens, cost = points.choices[choice]
+        cost = parameters.draft_costs(cost)
         finite.append(FiniteChoice(parameters.draft_length, tokens, points.laws[law], cost, parameters.lockstep))
     moments = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(finite), strict=True)))
 
@@ -94,7 +95,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
 
 def _tables(parameters: Parameters, tokens: int, cost: StepCosts) -> RoundTables:
-    return round_tables(parameters.draft_length, tokens, cost, lockstep=parameters.lockstep)
+    return round_tables(parameters.draft_length, tokens, parameters.draft_costs(cost), lockstep=parameters.lockstep)
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
@@ -122,7 +123,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
     attended, read = position * width + width * (width + 1) / 2, position + width
     target = _totals(parameters.layers, *(float((mass * count).sum()) for count in (np.ones_like(mass), width, attended, read)))
     passes = float((mass * drafted).sum())
-    draft_read = float((mass * (drafted * draft_position + drafted * (drafted + 1) / 2)).sum())
+    draft_read = float((mass * attended_within(draft_position, drafted, parameters.context_budget)).sum())
     draft = _totals(parameters.draft_layers, passes, passes, draft_read, draft_read)
     return Work({"target": target, "draft": draft} if passes else {"target": target})
 

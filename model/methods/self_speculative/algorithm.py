@@ -106,7 +106,7 @@ class Parameters(BudgetedDraft):
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 2, checks.MAX_LAYERS)
         checks.whole("skipped_layers", self.skipped_layers, 0)
-        self.check_budget()
+        self.check_budgets()
         cheaper = self.skipped_layers or self.context_budget is not None
         last, bound = (self.layers, "layers") if cheaper else (self.layers - 1, "layers - 1")
         checks.whole("exit_layer", self.exit_layer, 1, last, bound)

@@ -143,9 +143,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     early, late, layers = parameters.drafting_layers, parameters.layers - parameters.exit_layer, parameters.layers
     drafting, width = count > 0, count + 1
     ahead = place * width + width * (width + 1) / 2  # positions that the tokens of a verification attend to
-    seen = place * count + count * (count + 1) / 2
-    if parameters.context_budget is not None:
-        seen = attended_within(place, count, parameters.context_budget)
+    seen = attended_within(place, count, parameters.context_budget)
     lower = np.where(drafting & parameters.reuse, width, 0)  # passes of the first layers alone
     lower = np.where(drafting & (not parameters.reuse), count, lower)
     read = np.where(drafting, ahead if parameters.reuse else seen, 0)

@@ -157,7 +157,7 @@ class Parameters(batching.StaticBatching, BudgetedDraft, DraftModel):
             )
         self.check_models()
         self.check_batching()
-        self.check_budget()
+        self.check_budgets()
         self._check_drafter()
 
     def _check_drafter(self) -> None:
@@ -167,11 +167,6 @@ class Parameters(batching.StaticBatching, BudgetedDraft, DraftModel):
             raise checks.ParameterError(
                 f"placement must be '{COLOCATED}' with drafter='{self.drafter}', which reads the target's states, got"
                 f" {self.placement!r}; set placement, or drafter = '{MODEL}'"
-            )
-        if self.context_budget is not None:
-            raise checks.ParameterError(
-                f"context_budget must be left out with drafter='{self.drafter}', got {self.context_budget}: only passes of a draft"
-                f" model with a cache of its own have a budget; leave it out, or set drafter = '{MODEL}'"
             )
         if self.sequences > 1 and self.batching == STATIC:
             raise checks.ParameterError(
@@ -283,7 +278,7 @@ def decode(
         yield from _with_states(parameters, prompt, tokens, stop)
         return
     sequence, end = list(prompt), len(prompt) + tokens
-    drafter, target = (yield from start(parameters, sequence, parameters.sampled)), Model("target", parameters.layers, 0)
+    drafter, target = (yield from start(parameters, sequence)), Model("target", parameters.layers, 0)
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room = end - len(sequence) - 1
         length = yield DraftLimit(min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
@@ -359,7 +354,7 @@ def _in_batches(
 ) -> Steps:
     """Decode static batches: all remaining sequences draft together, then are verified together."""
     target, gamma = Model("target", parameters.layers, 0), parameters.draft_length
-    drafter = yield from start(parameters, [0] if prompts else prompt, parameters.sampled)
+    drafter = yield from start(parameters, [0] if prompts else prompt)
     for batch in parameters.batches(tokens):
         live: list[RunningSequence] = []
         for number, length in batch.items():
@@ -406,10 +401,17 @@ class Model:
         self.span = LayerSpan(0, self.layers)
 
 
-def start(parameters: DraftModel, sequence: Sequence[int], sampled: bool = False) -> Generator[Step, Any, Model]:
+def draft_model(parameters: DraftModel, unit: int, rows: int = 0, role: str = "draft") -> Model:
+    """The model that drafts with these parameters, on a unit, with `rows` positions in its cache."""
+    layers = parameters.depth(role)
+    assert layers is not None
+    return Model(role, layers, unit, rows, parameters.sampled, parameters.draft_budgets.get(role))
+
+
+def start(parameters: DraftModel, sequence: Sequence[int]) -> Generator[Step, Any, Model]:
     """Prefill both models with the prompt without its last token; return the draft model."""
     rows = len(sequence) - 1
-    drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, sampled, parameters.draft_budget)
+    drafter = draft_model(parameters, parameters.units - 1, rows)
     yield from read(parameters, drafter, RunningSequence([*sequence], 0, rows))
     return drafter
 
@@ -483,7 +485,8 @@ def verify(
 def verification_pass(model: Model, sequence: Sequence[int], guesses: Sequence[DraftedToken], unread: int = 1) -> Forward:
     """Pass over the last `unread` tokens of the sequence and the drafted tokens."""
     width = (*sequence[-unread:], *[guess.token for guess in guesses])
-    return Forward(model.role, width, len(sequence) - unread, model.span, None, len(guesses) + 1, model.unit)
+    begin = len(sequence) - unread
+    return Forward(model.role, width, begin, model.span, None, len(guesses) + 1, model.unit, context_budget=model.context_budget)
 
 
 def accept_or_reject(

@@ -12,5 +12,5 @@ def prices_of(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[Rou
     if parameters.reads_states:
         parallel = parameters.drafts_in_one_pass
         return head_prices(cost, parameters.draft_length, tokens=tokens, cut=parameters.cut, parallel=parallel)
-    separate, budget = parameters.placement == "separate", parameters.context_budget
-    return round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate, context_budget=budget), None
+    cost, separate = parameters.draft_costs(cost), parameters.placement == "separate"
+    return round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate), None

@@ -50,7 +50,7 @@ class BatchPrices(NamedTuple):
 
 @lru_cache(maxsize=8)  # the same for all laws
 def prices(
-    cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, separate: bool = False, context_budget: int | None = None
+    cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, separate: bool = False
 ) -> BatchPrices:
     """`model.methods.rounds.round_prices` for each number of sequences; 0 without sequences.
 
@@ -66,10 +66,10 @@ def prices(
     else:
         start = np.arange(tokens)
         verify = cost.verify_times(widths, start[:, None], counts[:, None])
-        each = cost.draft_times(np.arange(tokens + longest), sequences=counts, context_budget=context_budget)
+        each = cost.draft_times(np.arange(tokens + longest), sequences=counts)
         until = np.concatenate([np.zeros((sequences, 1)), np.cumsum(each, axis=1)], axis=1)
         usual = until[:, start[:, None] + np.arange(longest + 1)] - until[:, start, None]
-        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=counts, context_budget=context_budget)
+        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=counts)
         drafts = np.stack([usual, usual + np.where(drafted > 0, (wide - each[:, :tokens])[..., None], 0.0)])
     time, busy = (drafts * share + verify for share in (1.0, cost.draft_devices))
     operations = counts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
@@ -270,16 +270,15 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
     >>> round(expected(static, 128, Iid(0.79), cost).time / (128 * 40), 4)  # 0.4514 alone
     0.4917
     """
-    separate = parameters.placement == "separate"
-    budget = parameters.context_budget
-    alone = round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate, context_budget=budget)
+    cost, separate = parameters.draft_costs(cost), parameters.placement == "separate"
+    alone = round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate)
     lengths = _lengths(parameters, tokens)
     if parameters.concurrent_sequences == 1:
         known = {length: moments(parameters.draft_length, length, law, alone) for length in {*lengths}}
         return Moments(*(float(sum(values)) for values in zip(*(known[length] for length in lengths), strict=True)))
     each = [_rounds_and_drafted(law, parameters.draft_length, length) for length in lengths]
     several = parameters.concurrent_sequences
-    price = prices(cost, parameters.draft_length, several, tokens=tokens, separate=separate, context_budget=budget)
+    price = prices(cost, parameters.draft_length, several, tokens=tokens, separate=separate)
     time = busy = operations = 0.0
     for batch, rounds in zip(parameters.batches(tokens), _expected_rounds(parameters, tokens, law, cost), strict=True):
         where = (slice(len(batch) + 1),) if cost.uniform else (slice(None), slice(len(batch) + 1), slice(max(batch.values())))
@@ -330,8 +329,8 @@ def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time:
     0.082
     """
     count, most = parameters.concurrent_sequences, parameters.draft_length
-    separate, budget = parameters.placement == "separate", parameters.context_budget
-    full = round_prices(cost, most, tokens=tokens, separate=separate, sequences=count, context_budget=budget).time
+    cost, separate = parameters.draft_costs(cost), parameters.placement == "separate"
+    full = round_prices(cost, most, tokens=tokens, separate=separate, sequences=count).time
     mean = full[most] if cost.uniform else full[0, :, most].mean()
     return 1 - rounds * float(mean) / (count * time)
 
@@ -364,7 +363,7 @@ def decodings(
     """Simulate static batches in many replications at once, from the outcomes of each sequence."""
     gamma, sequences = parameters.draft_length, iter(outcomes)
     separate, several = parameters.placement == "separate", parameters.concurrent_sequences
-    price = prices(cost, gamma, several, tokens=tokens, separate=separate, context_budget=parameters.context_budget)
+    price = prices(parameters.draft_costs(cost), gamma, several, tokens=tokens, separate=separate)
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
     accepted = np.zeros(gamma + 1, dtype=np.int64)
     for batch in parameters.batches(tokens):

@@ -99,7 +99,6 @@ def _of_static_batches(points: PredictionPoints[Parameters]) -> Moments:
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Upper bounds of time and unit-time: every round emits a single token, in a batch one per remaining sequence."""
-    separate, budget = parameters.placement == "separate", parameters.context_budget
     if parameters.decoded_sequences == 1:
         alone, reading = prices_of(parameters, tokens, cost)
         time, busy = slowest_of(tokens, alone)
@@ -107,7 +106,8 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
             time, busy = (each + tokens * float(more.max()) for each, more in zip((time, busy), reading, strict=True))
         return time, busy
     price = static_batches.prices(
-        cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate, context_budget=budget
+        parameters.draft_costs(cost), parameters.draft_length, parameters.concurrent_sequences, tokens=tokens,
+        separate=parameters.placement == "separate",
     )
     rounds = parameters.plain_steps(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
@@ -164,9 +164,7 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     attended = place * width + width * (width + 1) / 2
     target = _totals(parameters.layers, mass, width, attended, place + width)
     held = np.minimum(place, np.inf if parameters.context_budget is None else parameters.context_budget)
-    reading = place * count + count * (count + 1) / 2
-    if parameters.context_budget is not None:
-        reading = attended_within(place, count, parameters.context_budget)
+    reading = attended_within(place, count, parameters.context_budget)
     if parameters.reads_states:
         after = np.stack([starts_by_accepted(most, tokens, law) for law in known]) * (count > 0)[:, None]
         accepted = np.arange(most + 1)

@@ -36,10 +36,10 @@ from model.costs.step_costs import StepCosts
 from model.methods.claim_bounds import ClaimRule
 from model.methods.concurrent.concurrent_drafts import DRAFT_UNIT, TARGET_UNIT, check_separate
 from model.methods.concurrent.unit_transfers import returned_to
-from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
+from model.methods.draft_model import MAX_DRAFT, SEPARATE, BudgetedDraft, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
-from model.methods.speculative.algorithm import DraftedToken, Model, accept_or_reject, commit, draft, verification_pass
+from model.methods.speculative.algorithm import DraftedToken, Model, accept_or_reject, commit, draft, draft_model, verification_pass
 from model.outcomes.position_ranks import MAX_RANK
 from model.steps import GREEDY, SAMPLED, Batch, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
 
@@ -49,7 +49,7 @@ PROPOSED_FAN_OUTS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Parameters(DraftModel):
+class Parameters(BudgetedDraft, DraftModel):
     """Parameters of SSD.
 
     Parameters
@@ -63,6 +63,8 @@ class Parameters(DraftModel):
         After a miss: `draft` just in time, or verify `none`.
     sampled
         Sampled instead of greedy decoding.
+    context_budget
+        Largest number of cached positions of each sequence, or branch of it, that a pass of the draft model reads; None: all.
     """
 
     layers: int
@@ -117,6 +119,7 @@ class Parameters(DraftModel):
         checks.whole("draft_length", self.draft_length, 1, MAX_DRAFT)
         checks.flag("sampled", self.sampled)
         self.check_models()
+        self.check_budgets()
         check_separate(self.placement)
         checks.one_of("backup", self.backup, BACKUPS)
         given: Any = self.fan_out
@@ -217,7 +220,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         plan = parameters.branch_plan(len(guesses), end - len(sequence))
         preparing: Sequence[Any] = ()
         if any(count for count, _ in plan):
-            body = _preparing(_draft_model(parameters, home), sequence[:], guesses, plan)
+            body = _preparing(draft_model(parameters, DRAFT_UNIT, home.rows), sequence[:], guesses, plan)
             preparing = yield Fork((body,), (DRAFT_UNIT,), (home.process,))
         out = yield verification_pass(target, sequence, guesses)
         kept, token = yield from accept_or_reject(out, guesses, parameters.sampled)
@@ -236,10 +239,6 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
             guesses, home = yield from _backup(parameters, home, sequence, room)
 
 
-def _draft_model(parameters: Parameters, home: _Home) -> Model:
-    return Model("draft", parameters.draft_layers, DRAFT_UNIT, home.rows, parameters.sampled)
-
-
 def _backup(
     parameters: Parameters, home: _Home, sequence: Sequence[int], room: int
 ) -> Generator[Step, Any, tuple[list[DraftedToken], _Home]]:
@@ -247,7 +246,8 @@ def _backup(
     length = min(parameters.draft_length, room)
     if parameters.backup == NONE or not length:
         return [], home
-    tasks = yield Fork((_just_in_time(_draft_model(parameters, home), sequence, length),), (DRAFT_UNIT,), (home.process,))
+    model = draft_model(parameters, DRAFT_UNIT, home.rows)
+    tasks = yield Fork((_just_in_time(model, sequence, length),), (DRAFT_UNIT,), (home.process,))
     ((guesses, process),) = yield Join(tuple(tasks))
     return guesses, _Home(process, len(sequence) - 1)
 
@@ -263,7 +263,8 @@ def _preparing(
 ) -> Generator[Step, Any, tuple[Prepared, Any]]:
     """Draft model's part while the target verifies: prepare drafts for the likely outcomes."""
     words = (*sequence[model.rows :], *[guess.token for guess in guesses])
-    out = yield Forward(model.role, words, model.rows, model.span, None, len(guesses) + 1, model.unit)
+    own = model.rows, model.span, None, len(guesses) + 1, model.unit
+    out = yield Forward(model.role, words, *own, context_budget=model.context_budget)
     branches: list[_Branch] = []
     for accepted, (count, length) in enumerate(plan):
         if count:
@@ -301,7 +302,8 @@ def _branching(model: Model, branches: Sequence[_Branch]) -> Steps:
         positions = tuple([branch.at + depth for _, branch in growing])
         batch = Batch.uniform(tuple([number for number, _ in growing]), positions, 1, 1)
         words = tuple([branch.last for _, branch in growing])
-        out = yield Forward(model.role, words, min(positions), model.span, None, len(growing), model.unit, batch=batch)
+        own = min(positions), model.span, None, len(growing), model.unit
+        out = yield Forward(model.role, words, *own, batch=batch, context_budget=model.context_budget)
         for offset, (_, branch) in enumerate(growing, -len(growing)):
             token = yield Read(SAMPLED if model.sampled else GREEDY, out, offset)
             branch.guesses.append(DraftedToken(token, out, offset))

@@ -63,7 +63,7 @@ def round_tables(parameters: Parameters, tokens: int, cost: StepCosts) -> Prepar
     >>> tables.missed_time.tolist()
     [12.0, 12.0, 12.0, 7.0, 0.0]
     """
-    longest, start = parameters.draft_length, np.arange(tokens)
+    cost, longest, start = parameters.draft_costs(cost), parameters.draft_length, np.arange(tokens)
     room = tokens - 1 - start
     drafted = np.stack([np.minimum(longest, room), np.zeros_like(room)])
     verify = verify_times(cost, longest + 1, tokens)[start, drafted]

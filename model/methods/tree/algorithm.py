@@ -47,7 +47,7 @@ from typing import Any, Literal, NamedTuple
 
 from model.base import checks
 from model.methods.claim_bounds import ClaimRule
-from model.methods.draft_model import COLOCATED, DraftModel
+from model.methods.draft_model import COLOCATED, BudgetedDraft, DraftModel
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.speculative.algorithm import DRAFTERS, HEADS, MODEL, PARALLEL, Model, read_with_states, start
@@ -83,7 +83,7 @@ PROPOSED_NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 @dataclass(frozen=True)
-class Parameters(DraftModel):
+class Parameters(BudgetedDraft, DraftModel):
     """Parameters of tree drafts.
 
     Parameters
@@ -120,6 +120,9 @@ class Parameters(DraftModel):
         Sequences of a full batch.
     batching
         `continuous` or `lockstep`.
+    context_budget
+        Largest number of cached positions of each sequence that a pass of the draft model reads besides its own tokens;
+        None: all.
     """
 
     layers: int
@@ -174,6 +177,7 @@ class Parameters(DraftModel):
         checks.one_of("candidates", self.candidates, CANDIDATES)
         checks.flag("sampled", self.sampled)
         self.check_models()
+        self.check_budgets()
         self.check_batching()
         self._check_shape()
         if self.drafter != MODEL and self.placement != COLOCATED:
@@ -413,7 +417,8 @@ def _first_pass(
             states = Features.of_indices(states.output, tuple(range(states.first, states.first + states.length)))
     if parallel:
         words = (*words, *[MASK] * (heads - 1))
-    return Forward(model.role, words, model.rows, model.span, states, heads, model.unit, tree)
+    own = model.rows, model.span, states, heads, model.unit, tree
+    return Forward(model.role, words, *own, context_budget=model.context_budget)
 
 
 def _states(parameters: Parameters, output: Any, indices: Sequence[int]) -> Features:
@@ -435,7 +440,8 @@ def _pass_over(
         tree = tuple([-1 if node.parent == ROOT else -1 - index for node, index in zip(nodes, parents, strict=True)])
     states = _states(parameters, before, parents) if parameters.reads_states else None
     tokens = tuple([node.token for node in nodes])
-    return Forward(model.role, tokens, at, model.span, states, len(tokens), model.unit, tree)
+    own = at, model.span, states, len(tokens), model.unit, tree
+    return Forward(model.role, tokens, *own, context_budget=model.context_budget)
 
 
 def _of_shape(

@@ -113,7 +113,8 @@ def work(parameters: Parameters, tokens: int, law: RankLaw) -> Work | None:
     mass = _starts(parameters, tokens, law)
     place, levels = np.arange(tokens), tree_rounds.levels_of(parameters, tokens)
     target, draft = np.zeros((2, 5))  # passes, tokens, attended, rows, heads
-    parallel = parameters.drafts_in_one_pass
+    parallel, budget = parameters.drafts_in_one_pass, parameters.context_budget
+    most = np.inf if budget is None else budget
     for count in np.unique(levels).tolist():
         here = levels == count
         passes = tree_rounds.passes_of(parameters, count)
@@ -128,12 +129,12 @@ def work(parameters: Parameters, tokens: int, law: RankLaw) -> Work | None:
         for unread in range(mass.shape[1]):
             some = mass[here][:, unread]
             size = first + unread
-            begin = at - unread
+            begin = np.minimum(at - unread, most)  # cached positions that the pass reads
             attended = begin * size + size * (size + 1) / 2
             draft += [some.sum(), some.sum() * size, some @ attended, some @ (begin + size), some.sum() * first]
         for level, width in enumerate(passes.widths, 1):
-            seen = (at + level + 1) * width
-            draft += [own.sum(), own.sum() * width, own @ seen, own @ (at + level + width), own.sum() * width]
+            cached = np.minimum(at + level, most)
+            draft += [own.sum(), own.sum() * width, own @ ((cached + 1) * width), own @ (cached + width), own.sum() * width]
     models = {"target": _totals(parameters.layers, target)}
     return Work(models | ({"draft": _totals(parameters.draft_layers, draft)} if draft[0] else {}))
 

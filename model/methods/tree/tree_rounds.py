@@ -94,7 +94,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
     >>> found.time[:, 0].tolist(), found.drafted.tolist(), found.operations.tolist()  # the last rounds are cut
     ([12.0, 11.0, 10.0], [6.0, 2.0, 0.0], [8.5, 3.5, 1.0])
     """
-    levels, start = levels_of(parameters, tokens), np.arange(tokens)
+    cost, levels, start = parameters.draft_costs(cost), levels_of(parameters, tokens), np.arange(tokens)
     several, parallel = parameters.several_hypotheses, parameters.drafts_in_one_pass
     unread = most_unread(parameters)
     time, busy = np.zeros((2, tokens, 1 + unread))
