@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from model.interpret import text_lookup
 from model.interpret.simulated_answers import EARLY_LAYERS
-from model.steps import CacheError, Commit, Continuation, DraftLimit, Features, Forward, Lookup, Read, Steps
+from model.steps import CacheError, Commit, Continuation, DraftLimit, Features, Forward, Lookup, Read, Steps, visible_positions
 
 Law = tuple[Fraction, ...]
 """Probability of each token to be the next."""
@@ -224,6 +224,9 @@ class _Reader:
         layers = step.layers
         budget = step.context_budget is not None
         drafts = self.layers is not None and step.role == "target" and (layers.last < self.layers or layers.gaps or budget)
+        if budget:  # the model predicts from what the pass reads; its tokens follow one another, or the same cached text
+            first, latest = visible_positions(step.at, step.context_budget)
+            now = [(*text[: first.stop], *text[latest.start :]) for text in now]
         return Output(EARLY_LAYERS if drafts else step.role, tuple(now), step.heads, tuple(step.positions))
 
     def law(self, output: Output, offset: int = -1) -> Law:
