@@ -8,9 +8,15 @@ import pytest
 
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
+from model.methods.amusd import algorithm as amusd
+from model.methods.dsi import algorithm as dsi
+from model.methods.hierarchical import algorithm as hierarchical
 from model.methods.long_context import LongContextRounds
+from model.methods.pearl import algorithm as pearl
 from model.methods.self_speculative import algorithm, paths
 from model.methods.self_speculative import theory as self_speculative
+from model.methods.speculative import algorithm as speculative
+from model.methods.ssd import algorithm as ssd
 from model.steps import LayerSpan
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
@@ -121,6 +127,25 @@ def a_hundredth_more(right: Any, own: Any, at: Any, budget: Any = None) -> Any:
     return right(own, at, budget) * (1.0 if budget is None else 1.01)
 
 
+def unpriced(patch: pytest.MonkeyPatch) -> None:
+    """Price drafts of formulas and paths as if they read the whole context."""
+    patch.setattr(PassSeconds, "within_budgets", lambda own, budgets: own)
+
+
+def unlimited(right: Any, *args: Any, **named: Any) -> Any:
+    """Draft with passes that read the whole context."""
+    return replace(right(*args, **named), context_budget=None)
+
+
+def verified_in_one_position(right: Any, *args: Any) -> Any:
+    """Verify with one cached position."""
+    return right(*args)._replace(context_budget=1)
+
+
+def longer_with_a_budget(right: Any, own: Any, at: Any, budget: Any = None) -> Any:
+    return right(own, at, None) + (budget is not None)
+
+
 def instead(name: str, wrong: Callable[[LongContextRounds], Any]) -> Fault:
     """Replace a property of the closed form."""
     return lambda patch: patch.setattr(LongContextRounds, name, property(wrong))
@@ -159,6 +184,17 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("58j", "drafts of no context", instead("read_by_draft", lambda own: 0)),
     ("58k", "half", instead("limit", lambda own: LIMIT(own) / 2)),
     ("58l", "drafts of the whole context", instead("read_by_draft", lambda own: own.context)),
+    ("58n", "priced as the whole context", unpriced),
+    ("58n", "speculative passes over the whole context", with_fault(unlimited, speculative, "draft_model")),
+    ("58n", "passes of a medium model over it", with_fault(unlimited, hierarchical, "draft_model")),
+    ("58n", "passes of PEARL over it", with_fault(unlimited, pearl, "draft_model")),
+    ("58n", "passes of AMUSD over it", with_fault(unlimited, amusd, "draft_model")),
+    ("58n", "passes of DSI over it", with_fault(unlimited, dsi, "draft_model")),
+    ("58n", "passes of SSD over it", with_fault(unlimited, ssd, "draft_model")),
+    ("58o", "a hundredth more", with_fault(a_hundredth_more, PassSeconds, "context")),
+    ("58p", "longer with a budget", with_fault(longer_with_a_budget, PassSeconds, "context")),
+    ("58r", "verified in one position", with_fault(verified_in_one_position, speculative, "verification_pass")),
+    ("58s", "verified in one position", with_fault(verified_in_one_position, speculative, "verification_pass")),
 ]
 
 
