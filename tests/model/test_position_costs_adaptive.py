@@ -22,7 +22,7 @@ from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support.adaptive_lengths import ONLINE_POLICIES, POLICIES, Bools, Whole, parameters_of
-from tests.support.position_costs import growing
+from tests.support.position_costs import BUDGETS, growing
 from tests.support.tiers import examples
 
 LAYERS = 4
@@ -63,7 +63,7 @@ def walked(parameters: Parameters, tokens: int, cost: PassSeconds, rows: Bools, 
 @settings(max_examples=examples(40), deadline=None)
 def test_events_equal_paths_at_position_dependent_costs(data: st.DataObject) -> None:
     policy, placement = data.draw(st.sampled_from(POLICIES)), data.draw(st.sampled_from(("colocated", "separate")))
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"context_budget": data.draw(BUDGETS)}
     if policy in ONLINE_POLICIES:
         more["min_draft_length"] = data.draw(st.integers(0, 1))
         more["draft_length"] = data.draw(st.integers(more["min_draft_length"], 6))
@@ -122,6 +122,7 @@ def test_formula_of_the_heuristic_is_the_mean_over_all_outcomes(
 ) -> None:
     cost, first = data.draw(costs(placement)), data.draw(st.integers(1, longest))
     parameters = parameters_of("heuristic", placement=placement, max_draft_length=longest, draft_length=first)
+    parameters = replace(parameters, context_budget=data.draw(BUDGETS))
     every = [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [simulated(parameters, tokens, cost, (*each, False), [0] * tokens) for each in every]
     chance = np.array([chance_of(LAWS[law], each) for each in every])
@@ -138,7 +139,7 @@ def test_formula_of_confidence_stops_is_the_mean_over_all_outcomes(
     data: st.DataObject, placement: str, tokens: int, longest: int, law: str
 ) -> None:
     cost, low, high = data.draw(costs(placement)), 0.2, 0.7
-    parameters = parameters_of("confidence", placement=placement, max_draft_length=longest)
+    parameters = parameters_of("confidence", placement=placement, max_draft_length=longest, context_budget=data.draw(BUDGETS))
     chances = {0: 1 - high, 1: high - low, 3: low}  # never unsure, unsure of wrong tokens, always unsure
     mean, held = 0.0, 0.0
     for path in itertools.product((False, True), repeat=tokens - 1):
@@ -177,5 +178,7 @@ def test_policies_assume_costs_at_mid_context() -> None:
         assert time == pytest.approx(float(cost.verify_times(width, 40) / cost.plain_times(40)), rel=1e-14)
     assert ratio == pytest.approx(float(cost.draft_times(40) / cost.plain_times(40)), rel=1e-14)
     assert Parameters(LAYERS, "gradient").with_costs(cost).believed_verify_cost is None
+    within = Parameters(LAYERS, "gradient", context_budget=9).with_costs(cost).believed_cost_ratio
+    assert within == pytest.approx(float(cost.draft_times(9) / cost.plain_times(40)), rel=1e-14)
     given = replace(parameters, believed_cost_ratio=0.5)
     assert given.with_costs(growing(LAYERS, draft=0.7)) == given

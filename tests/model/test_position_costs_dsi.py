@@ -19,7 +19,7 @@ from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.model.test_position_costs_pearl import LAWS, LAYERS, chance_of
-from tests.support.position_costs import growing
+from tests.support.position_costs import BUDGETS, growing
 from tests.support.tiers import examples
 
 
@@ -35,14 +35,15 @@ costs = st.builds(
 )  # fmt: skip
 
 
-@given(costs, st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.sampled_from([*LAWS]))
-@example(growing(LAYERS, draft=3.0, link=0.0), 3, 1, 2, "iid")  # a draft slower than the target, with free links
+@given(costs, st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.sampled_from([*LAWS]), BUDGETS)
+@example(growing(LAYERS, draft=3.0, link=0.0), 3, 1, 2, "iid", None)  # a draft slower than the target, with free links
 @settings(max_examples=examples(40), deadline=None)
 def test_all_views_price_each_pass_at_its_position(
-    cost: PassSeconds, tokens: int, lookahead: int, verifiers: int, kind: str
+    cost: PassSeconds, tokens: int, lookahead: int, verifiers: int, kind: str, budget: int | None
 ) -> None:
     """Paths agree with the simulator on every path; the formula gives the mean and variance over all of them."""
-    parameters, law = Parameters(LAYERS, lookahead, verifiers, sampled=verifiers % 2 == 0), LAWS[kind]
+    parameters = Parameters(LAYERS, lookahead, verifiers, sampled=verifiers % 2 == 0, context_budget=budget)
+    law = LAWS[kind]
     every = [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [simulated(parameters, tokens, cost, (*each, False)) for each in every]
     times, held = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])

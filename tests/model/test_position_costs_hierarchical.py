@@ -20,7 +20,7 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from tests.support.position_costs import growing
+from tests.support.position_costs import BUDGETS, growing
 from tests.support.tiers import examples
 
 LAYERS = 3
@@ -81,8 +81,11 @@ def costs() -> st.SearchStrategy[PassSeconds]:
 
 
 choices = st.builds(
-    lambda reading, gamma, inner, placement: choice(reading, gamma, inner, placement=placement, sequences=4, batching="lockstep"),
-    st.sampled_from(READINGS), st.integers(1, 5), st.integers(0, 4), st.sampled_from(("colocated", "separate")),
+    lambda reading, gamma, inner, placement, small, medium: choice(
+        reading, gamma, inner, placement=placement, sequences=4, batching="lockstep", context_budget=small,
+        medium_context_budget=medium,
+    ),
+    st.sampled_from(READINGS), st.integers(1, 5), st.integers(0, 4), st.sampled_from(("colocated", "separate")), BUDGETS, BUDGETS,
 )  # fmt: skip
 KINDS = st.sampled_from(("iid", "position", "markov"))
 ALL_DIFFER = growing(LAYERS, draft=0.2, medium=0.6, prompt=7, batch=3, link=0.4, draft_devices=0.5, others_position=4.5)

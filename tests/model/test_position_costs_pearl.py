@@ -20,7 +20,7 @@ from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from tests.support.position_costs import growing
+from tests.support.position_costs import BUDGETS, growing
 from tests.support.tiers import examples
 
 LAYERS = 4
@@ -51,11 +51,13 @@ def chance_of(law: Any, path: tuple[bool, ...]) -> float:
     return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
 
 
-@given(costs, st.integers(1, 6), st.integers(1, 4), st.sampled_from([*LAWS]), st.sampled_from(DRAFT_STOPS))
+@given(costs, st.integers(1, 6), st.integers(1, 4), st.sampled_from([*LAWS]), st.sampled_from(DRAFT_STOPS), BUDGETS)
 @settings(max_examples=examples(40), deadline=None)
-def test_all_views_price_each_pass_at_its_position(cost: PassSeconds, tokens: int, gamma: int, kind: str, stop: str) -> None:
+def test_all_views_price_each_pass_at_its_position(
+    cost: PassSeconds, tokens: int, gamma: int, kind: str, stop: str, budget: int | None
+) -> None:
     """Paths agree with the simulator on every path; the formula gives the mean and variance over all of them."""
-    parameters, law = Parameters(LAYERS, gamma, sampled=gamma % 2 == 0, draft_stop=stop), LAWS[kind]
+    parameters, law = Parameters(LAYERS, gamma, sampled=gamma % 2 == 0, draft_stop=stop, context_budget=budget), LAWS[kind]
     every = [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [simulated(parameters, tokens, cost, (*each, False)) for each in every]
     times, held = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])

@@ -19,7 +19,7 @@ from model.outcomes.position_ranks import PositionRankRates, PositionRanks, Reco
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from tests.support.position_costs import growing
+from tests.support.position_costs import BUDGETS, growing
 from tests.support.tiers import examples
 
 LAYERS = 4
@@ -47,13 +47,13 @@ costs = st.builds(
 )  # fmt: skip
 
 
-@given(costs, st.integers(1, 6), SHAPES, st.sampled_from([*LAWS]), st.sampled_from(BACKUPS))
+@given(costs, st.integers(1, 6), SHAPES, st.sampled_from([*LAWS]), st.sampled_from(BACKUPS), BUDGETS)
 @settings(max_examples=examples(30), deadline=None)
 def test_all_views_price_each_pass_at_its_position(
-    cost: PassSeconds, tokens: int, shape: tuple[int, tuple[int, ...]], kind: str, backup: str
+    cost: PassSeconds, tokens: int, shape: tuple[int, tuple[int, ...]], kind: str, backup: str, budget: int | None
 ) -> None:
     """Paths agree with the simulator on every path; the formula gives the mean and variance over all of them."""
-    parameters, law = Parameters(LAYERS, *shape, backup, sampled=tokens % 2 == 0), LAWS[kind]
+    parameters, law = Parameters(LAYERS, *shape, backup, sampled=tokens % 2 == 0, context_budget=budget), LAWS[kind]
     every = [path for path in itertools.product(range(4), repeat=tokens - 1) if chance_of(law, path) > 0]
     runs = [simulated(parameters, tokens, cost, (*each, 0)) for each in every]
     times, held = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])

@@ -18,7 +18,7 @@ from model.methods.tree.algorithm import Parameters, decode
 from model.outcomes.rank_laws import RankRates, ReplayedRanks
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from tests.support.position_costs import growing
+from tests.support.position_costs import BUDGETS, growing
 from tests.support.tiers import examples
 
 LAYERS = 3
@@ -48,12 +48,12 @@ TREES: tuple[dict[str, Any], ...] = (
     {"shape": "eagle-2", "draft_depth": 2, "width": 2, "nodes": 3, "rank_rates": ((0.5, 0.2),)},
 )  # fmt: skip
 choices = st.builds(
-    lambda tree, batching, drafting: Parameters(
+    lambda tree, batching, drafting, budget: Parameters(
         LAYERS, **tree, sequences=1 if batching is None else 4, batching=batching or "continuous", drafter=drafting[0],
-        placement=drafting[1],
+        placement=drafting[1], context_budget=budget if drafting[0] == "model" else None,
     ),
     st.sampled_from(TREES), st.sampled_from((None, "continuous", "lockstep")),
-    st.sampled_from((("model", "colocated"), ("model", "separate"), ("heads", "colocated"))),
+    st.sampled_from((("model", "colocated"), ("model", "separate"), ("heads", "colocated"))), BUDGETS,
 ) | st.builds(lambda tree: Parameters(LAYERS, **tree, drafter="parallel"), st.sampled_from(TREES[:3]))  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from model.architectures.published_shapes import preset
@@ -18,6 +19,9 @@ from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import theory as early_exit_theory
 from model.methods.early_exit.finite_early_exit import Depths
 from model.steps import Forward
+
+BUDGETS = st.none() | st.integers(1, 36)
+"""Context budgets of drafts, for costs with up to 30 cached positions and a few tokens."""
 
 
 def estimate(seconds: ArrayLike, error: float = 0.0) -> Estimate:
