@@ -11,6 +11,7 @@ from calibrate.decode.real_decoding import decode
 from calibrate.decoders.kv_rows import join_rows
 from calibrate.interpreters.in_one_process import Real
 from model.base.checks import ParameterError
+from model.methods import registry
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.speculative import algorithm as speculative
@@ -19,6 +20,17 @@ from tests.support import real_models
 from tests.support.real_models import DEPTHS, KINDS
 
 LAYERS = DEPTHS["target"]
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "speculative": ("speculative", {"draft_length": 3}),
+    "adaptive": ("adaptive", {"policy": "heuristic", "max_draft_length": 4}),
+    "literal": ("hierarchical", {"draft_length": 3}),
+    "recursive": ("hierarchical", {"draft_length": 4, "reading": "recursive", "inner_draft_length": 2}),
+    "pearl": ("pearl", {"draft_length": 3}), "pearl, stopped": ("pearl", {"draft_length": 3, "draft_stop": "rejection"}),
+    "amusd": ("amusd", {"draft_length": 4}), "dsi": ("dsi", {"lookahead": 2, "verifiers": 2}),
+    "ssd": ("ssd", {"draft_length": 3, "fan_out": 2}), "chain": ("tree", {"shape": "chain", "draft_depth": 3}),
+    "full": ("tree", {"shape": "full", "draft_depth": 3, "width": 2}),
+    "eagle-2": ("tree", {"shape": "eagle-2", "draft_depth": 3, "width": 2, "nodes": 6}),
+}  # fmt: skip
 SPAN = LayerSpan(0, LAYERS)
 TEXT = (3, 4, 5, 6, 17, 2, 9, 11, 8)
 
@@ -95,6 +107,44 @@ def test_draft_tokens_are_accepted_more_often_with_a_larger_budget_up_to_all() -
         work = Real(decoders).run(self_speculative.decode(given, [*TEXT], tokens), tokens)
         accepted.append(sum(kept * count for (kept, _), count in work.rounds.items()))
     assert accepted[0] < accepted[1] == tokens - tokens // 4
+
+
+@pytest.mark.parametrize("budget", [1, 3, 6, 8, 9, 10, 30])
+def test_each_hypothesis_of_a_tree_attends_as_it_would_alone(budget: int) -> None:
+    """Two passes over a tree: a root with two children, and two nodes below the second; each as a chain of its own."""
+    decoder, at = real_models.decoders("llama")["target"], len(TEXT)
+    rows = started(decoder)
+    first = decoder.run((7, 8, 1), at, SPAN, rows, tree=(-1, 0, 0), context_budget=budget)
+    second = decoder.run((4, 2), at + 2, SPAN, rows, tree=(-2, -2), context_budget=budget)
+    for index, words in enumerate(((7, 8), (7, 1))):
+        alone = decoder.run(words, at, SPAN, started(decoder), context_budget=budget)
+        torch.testing.assert_close(first[[0, 1 + index]], alone, rtol=1e-9, atol=1e-9)
+    for index, word in enumerate((4, 2)):
+        own = started(decoder)
+        decoder.run((7, 1), at, SPAN, own, context_budget=budget)
+        alone = decoder.run((word,), at + 2, SPAN, own, context_budget=budget)
+        torch.testing.assert_close(second[[index]], alone, rtol=1e-9, atol=1e-9)
+    later = decoder.run((5,), at + 1, SPAN, rows, tree=(-1,))  # a pass without a budget sees all rows that it follows
+    held = started(decoder)
+    decoder.run((7,), at, SPAN, held, context_budget=budget)
+    torch.testing.assert_close(later, decoder.run((5,), at + 1, SPAN, held), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_output_with_a_budget_is_that_of_plain_decoding(name: str) -> None:
+    """The draft is the target itself: all its tokens are accepted without a budget, fewer with a budget of one position."""
+    method, settings = METHODS[name]
+    target = real_models.decoders("llama")["target"]
+    models = dict.fromkeys(("target", *registry.parameters(method).ROLES), target)
+    plain = decode("autoregressive", {"target": target}, TEXT, 24).tokens
+    rounds = {}
+    for budget in (None, len(TEXT) + 24, 8, 1):
+        budgets = {key: budget for key in ("context_budget", "medium_context_budget") if key in registry.parameters(method).names()}
+        found = decode(method, models, TEXT, 24, {**settings, **({} if budget is None else budgets)})
+        assert found.tokens == plain
+        rounds[budget] = found.commits, found.account.totals()
+    assert rounds[len(TEXT) + 24] == rounds[None]
+    assert len(rounds[1][0]) > len(rounds[None][0])
 
 
 def test_impossible_budgets_are_refused() -> None:

@@ -110,10 +110,23 @@ EXACT: dict[str, tuple[Any, Any]] = {
         )
         for layer, budget in ((LAYERS, 1), (LAYERS, 6), (3, 5), (LAYERS, 1000))
     },
-    **{
-        f"speculative within {budget}": (speculative, speculative.Parameters(LAYERS, 3, context_budget=budget, **SMALL))
-        for budget in (1, 6)
-    },
+}  # fmt: skip
+
+
+def within(parameters: Any, budget: int) -> Any:
+    """The same parameters with drafts that read at most `budget` cached positions, one more of the medium model."""
+    medium = {"medium_context_budget": budget + 1} if "medium_context_budget" in parameters.names() else {}
+    return replace(parameters, context_budget=budget, **medium)
+
+
+EXACT |= {
+    f"{name} within {budget}": (EXACT[name][0], within(EXACT[name][1], budget))
+    for name in (
+        "speculative 3", "adaptive heuristic", "adaptive confidence", "pearl 3", "pearl 3 stopped", "amusd 3 pass",
+        "amusd 3 rejection", "dsi 2 1", "dsi 3 2", "ssd 3 (3, 1, 2, 2) draft", "ssd 4 5 none",
+        *(f"hierarchical {reading}" for reading in hierarchical.READINGS),
+    )
+    for budget in (1, 6)
 }  # fmt: skip
 
 
@@ -714,7 +727,10 @@ class Choosing(Real):
 @pytest.mark.parametrize("method",
     ["speculative", "pearl", "pearl stopped", "amusd", "dsi", "ssd", "ssd without backup",
      "tree of drawn tokens", "tree of likeliest tokens", "tree by confidence", "adaptive",
-     "hierarchical", "self-speculative", "self-speculative skipping", "self-speculative within 1", "speculative within 2"])
+     "hierarchical", "self-speculative", "self-speculative skipping", "self-speculative within 1",
+     *(f"{name} within 2" for name in (
+         "speculative", "pearl", "amusd", "dsi", "ssd", "tree of drawn tokens", "tree by confidence", "adaptive", "hierarchical"
+     ))])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
     """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
     deep = method.startswith("tree")  # a round of a tree of depth 2 decodes three tokens
@@ -745,9 +761,11 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
         "self-speculative within 1": (
             self_speculative, self_speculative.Parameters(LAYERS, LAYERS, 2, False, sampled=True, context_budget=1),
         ),
-        "speculative within 2": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, context_budget=2, **SMALL)),
     }
-    module, parameters = choices[method]
+    name = method.removesuffix(" within 2")
+    module, parameters = choices[name]
+    if name != method:
+        parameters = within(parameters, 2)
     decoders = real_models.decoders("llama", "draft", "medium", seed=5)
     found: dict[tuple[int, ...], float] = {}
     scripts: list[list[int]] = [[]]
