@@ -351,7 +351,7 @@ class OverModels(Real):
             begins = self._begin_batch(rows, step, step.batch, model)
         tokens = words if self.answers is None else self.to_vocabulary(step.role, words)
         output = _DistantOutput(step, model)
-        model.ask("pass", tokens, first, step.heads, step.batch, begins)
+        model.ask("pass", tokens, first, step.heads, step.batch, begins, step.context_budget)
         model.pending.append(output)
         if self.recording or self.times is not None:
             self.outputs.append(output)
@@ -390,7 +390,7 @@ class OverModels(Real):
             raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.layers.first}, {step.layers.last})")
         batch = step.batch
         partly = batch is not None and batch.heads != batch.widths
-        if step.tree or partly or step.layers.gaps or step.layers.kv_only or step.compared or step.context_budget is not None:
+        if step.tree or partly or step.layers.gaps or step.layers.kv_only or step.compared:
             raise ParameterError(
                 "a run over processes with a model each supports only plain passes of one sequence, or of a batch that projects all"
                 " of its tokens; the algorithm uses others"
@@ -453,8 +453,9 @@ def _serve(connection: Connection, decoder: Any) -> None:
 
 
 def _made(
-    decoder: Any, state: ProcessState, tokens: Sequence[int], at: int, heads: int, batch: Batch | None, begins: bool
-) -> Any:
+    decoder: Any, state: ProcessState, tokens: Sequence[int], at: int, heads: int, batch: Batch | None, begins: bool,
+    context_budget: int | None,
+) -> Any:  # fmt: skip
     """Make a pass, which rolls back rows from position `at` on; return the logits of its last positions, shape (heads, vocabulary),
     or None.
 
@@ -463,7 +464,7 @@ def _made(
     if begins:
         state.sequences.clear()
     rows = state.rows_of(_MODEL, () if batch is None else batch.sequences)
-    states = decoder.run(tuple(tokens), at, LayerSpan(0, decoder.layers), rows, batch=batch)
+    states = decoder.run(tuple(tokens), at, LayerSpan(0, decoder.layers), rows, batch=batch, context_budget=context_budget)
     held, end = {layer.length for layer in rows.layers}, at + len(tokens) if batch is None else batch.end
     if held != {end}:
         raise CacheError(f"layers should hold {end} positions, they hold {sorted(held)}")

@@ -63,11 +63,15 @@ def models() -> Iterator[ModelProcesses]:
             (ssd, ssd.Parameters(LAYERS, 3, (3, 1, 2, 2), backup, sampled, **SMALL))
             for backup in ssd.BACKUPS for sampled in (False, True)
         ),
+        (pearl, pearl.Parameters(LAYERS, 3, sampled=True, context_budget=4, **SMALL)),
+        (amusd, amusd.Parameters(LAYERS, 8, sampled=True, context_budget=4, **SMALL)),
+        (ssd, ssd.Parameters(LAYERS, 3, (3, 1, 2, 2), sampled=True, context_budget=4, **SMALL)),
     ],
     ids=[
         *(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")),
         *(f"amusd-{stop}-{how}" for stop in amusd.DRAFT_STOPS for how in ("greedy", "sampled")), "speculative",
         *(f"ssd-{backup}-{how}" for backup in ssd.BACKUPS for how in ("greedy", "sampled")),
+        "pearl-within", "amusd-within", "ssd-within",
     ],
 )
 def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
