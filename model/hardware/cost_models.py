@@ -243,8 +243,8 @@ def memory(
 
     Those are whole: of a draft that is split as well, `also` has the part on one device (`Shape.shard`). A method on several units
     keeps a replica on each, so their number does not change the memory per unit. A draft head shares the embedding, and perhaps the
-    head, of the target. A draft whose passes read at most `draft_budget` cached positions of a sequence keeps no others (a number for
-    all of `also`, or one for each); a model that drafts for itself keeps all, because it verifies with them.
+    head, of the target. A draft whose passes read at most `draft_budget` cached positions of a sequence keeps no others; a model
+    that drafts for itself keeps all, because it verifies with them. The budget is one for all of `also`, or one for each.
 
     >>> from model.architectures.published_shapes import preset
     >>> device = memory(preset("llama-2-13b"), 80e9, context=4096, batch=8)

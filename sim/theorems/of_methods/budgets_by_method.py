@@ -46,7 +46,7 @@ LAYERS = 4
 _BUDGETS = "context_budget", "medium_context_budget"
 
 
-class Drafting(NamedTuple):
+class BudgetedMethod(NamedTuple):
     """A method with a draft model, with parameters for a draft length."""
 
     method: str
@@ -57,24 +57,24 @@ class Drafting(NamedTuple):
 
 
 DRAFTING = MappingProxyType({
-    "speculative": Drafting("speculative", lambda longest: {"draft_length": longest}),
-    "two units": Drafting("speculative", lambda longest: {"draft_length": longest, "placement": "separate"}),
-    "adaptive": Drafting("adaptive", lambda longest: {"policy": "heuristic", "max_draft_length": longest, "draft_length": 1}),
-    "literal": Drafting("hierarchical", lambda longest: {"draft_length": longest, "reading": "literal"}),
-    "bonus": Drafting("hierarchical", lambda longest: {"draft_length": longest, "reading": "bonus"}),
-    "recursive": Drafting(
+    "speculative": BudgetedMethod("speculative", lambda longest: {"draft_length": longest}),
+    "two units": BudgetedMethod("speculative", lambda longest: {"draft_length": longest, "placement": "separate"}),
+    "adaptive": BudgetedMethod("adaptive", lambda longest: {"policy": "heuristic", "max_draft_length": longest, "draft_length": 1}),
+    "literal": BudgetedMethod("hierarchical", lambda longest: {"draft_length": longest, "reading": "literal"}),
+    "bonus": BudgetedMethod("hierarchical", lambda longest: {"draft_length": longest, "reading": "bonus"}),
+    "recursive": BudgetedMethod(
         "hierarchical", lambda longest: {"draft_length": longest, "reading": "recursive", "inner_draft_length": 1}
     ),
-    "pearl": Drafting("pearl", lambda longest: {"draft_length": longest}, pearl.in_turn),
-    "pearl, stopped": Drafting("pearl", lambda longest: {"draft_length": longest, "draft_stop": "rejection"}, pearl.in_turn),
-    "amusd": Drafting(
+    "pearl": BudgetedMethod("pearl", lambda longest: {"draft_length": longest}, pearl.in_turn),
+    "pearl, stopped": BudgetedMethod("pearl", lambda longest: {"draft_length": longest, "draft_stop": "rejection"}, pearl.in_turn),
+    "amusd": BudgetedMethod(
         "amusd", lambda longest: {"draft_length": longest + 1, "min_waiting": 1},
         lambda steps: amusd.by_arrivals(steps, itertools.cycle((True, False))),
     ),
-    "dsi": Drafting("dsi", lambda longest: {"lookahead": longest, "verifiers": 2}, pearl.in_turn),
-    "ssd": Drafting("ssd", lambda longest: {"draft_length": longest, "fan_out": 1}, ssd.in_turn),
-    "ssd, no backup": Drafting("ssd", lambda longest: {"draft_length": longest, "fan_out": 2, "backup": "none"}, ssd.in_turn),
-    "tree": Drafting("tree", lambda longest: {"shape": "full", "draft_depth": min(longest, 2), "width": 2}),
+    "dsi": BudgetedMethod("dsi", lambda longest: {"lookahead": longest, "verifiers": 2}, pearl.in_turn),
+    "ssd": BudgetedMethod("ssd", lambda longest: {"draft_length": longest, "fan_out": 1}, ssd.in_turn),
+    "ssd, no backup": BudgetedMethod("ssd", lambda longest: {"draft_length": longest, "fan_out": 2, "backup": "none"}, ssd.in_turn),
+    "tree": BudgetedMethod("tree", lambda longest: {"shape": "full", "draft_depth": min(longest, 2), "width": 2}),
 })  # fmt: skip
 WITHOUT_ANOMALY = tuple(name for name in DRAFTING if name != "amusd")
 """Methods whose rounds take sums and maxima of the times of passes, which decide on nothing else."""
@@ -90,8 +90,8 @@ def _decodings(names: tuple[str, ...] = tuple(DRAFTING), **fields: SearchStrateg
     bits = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=7)
     return st.fixed_dictionaries({
         "method": st.sampled_from(names), "bits": bits, "draft_length": integers(1, 4), "slow": st.booleans(),
-        "deep": st.booleans(), "prompt": st.sampled_from((0, 1, 60, 4000)), "hidden": st.tuples(integers(0, 5000), integers(0, 5000)),
-        **fields,
+        "deep": st.booleans(), "prompt": st.sampled_from((0, 1, 60, 4000)),
+        "hidden": st.tuples(integers(0, 5000), integers(0, 5000)), **fields,
     }).map(_with_budgets)  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def _with_budgets(x: Example) -> Example:
 
 def _models(sampled: bool) -> SearchStrategy[Example]:
     """Draw small models; few tokens and words in sampling, as every outcome of every draft is enumerated."""
-    budgets = {name: integers(1, 3) for name in _BUDGETS}
+    budgets: dict[str, Any] = {name: integers(1, 3) for name in _BUDGETS}
     some = pairs(3, 2, 2 if sampled else 3, method=st.sampled_from([*DRAFTING]), **budgets)
     return some.filter(lambda x: not sampled or x["method"] != "literal").map(
         lambda x: {**x, "sampled": sampled, "draft_length": max(x["draft_length"], 1), "medium": [*reversed(x["draft"])]}
