@@ -21,8 +21,11 @@ from model.methods.self_speculative import algorithm as self_drafting
 from model.methods.self_speculative import theory as self_theory
 from model.methods.speculative import theory
 from model.methods.speculative.algorithm import Parameters, decode
+from model.methods.tree import algorithm as trees
+from model.methods.tree import theory as tree_theory
 from model.methods.worlds import world_of
 from model.outcomes.outcome_laws import ByPosition
+from model.outcomes.rank_laws import RankRates
 from model.steps import ATTENTION_SINKS, Batch, CacheError, Forward, LayerSpan, visible_positions
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
@@ -88,6 +91,20 @@ def test_counted_work_is_the_predicted_one(accept: list[bool], gamma: int, budge
             np.testing.assert_allclose(work.by_model[role], totals, rtol=1e-12)
 
 
+@given(st.sampled_from([(1, 2), (2, 1), (2, 2), (1, 0), (0, 0)]), st.integers(1, 9), st.integers(1, 12))
+@settings(deadline=None)
+def test_counted_work_of_trees_is_the_predicted_one(ranks: tuple[int, int], tokens: int, budget: int) -> None:
+    """The same ranks in every round: an accepted node is read by the draft already, or at the start of the next round."""
+    own = trees.Parameters(4, "full", 2, 2, draft_layers=2, context_budget=budget)
+    outcomes = {"rank": [[0] * tokens, *([rank] * tokens for rank in ranks)]}
+    counted = count(trees.decode(own, [0], tokens), world_of(own, 1, outcomes), tokens).account.totals()
+    work = tree_theory.work(own, tokens, RankRates([[[float(rank == own) for own in (1, 2)] for rank in ranks]]))
+    assert work is not None
+    assert counted.by_model.keys() == work.by_model.keys()
+    for role, totals in counted.by_model.items():
+        np.testing.assert_allclose(work.by_model[role], totals, rtol=1e-12)
+
+
 def test_a_budget_beyond_the_context_changes_nothing() -> None:
     tokens, prompt, cost = 12, 30, growing(4, draft=0.3, prompt=30, batch=3, others_position=6.0)
     law = ByPosition(np.linspace(0.2, 0.9, tokens))
@@ -142,6 +159,9 @@ def test_a_draft_keeps_only_its_budget_in_memory() -> None:
     assert sizes[None].weights == sizes[512].weights
     alone = cost_models.memory(target, 80e9, context=8000, batch=4, draft_budget=512)
     assert alone == cost_models.memory(target, 80e9, context=8000, batch=4)  # it verifies with all positions
+    medium = preset("llama-3.2-3b")
+    both = cost_models.memory(target, 80e9, context=8000, batch=4, also=(medium, small), draft_budget=(4000, 512))
+    assert both.cache - alone.cache == 4 * (4000 * medium.cache_bytes(medium.layers) + 512 * small.cache_bytes(small.layers))
 
 
 def test_time_of_a_draft_pass_does_not_grow_with_the_context() -> None:

@@ -53,6 +53,48 @@ def test_views_agree_and_reading_less_is_faster_at_equal_acceptance(method: Any,
         assert speedups(whole, cost) < more
 
 
+RATES = {"kind": "iid", "acceptance_rate": 0.8}
+RANKS = {"kind": "ranks", "rank_rates": [0.7, 0.1, 0.05]}
+TREE = {"kind": "by-depth", "rank_rates": [[0.7, 0.1], [0.7, 0.1]]}
+THREE = {"accept": RATES, "medium_accept": RATES}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "adaptive": ({"policy": "heuristic", "max_draft_length": 4}, RATES),
+    "adaptive, by costs": ({"policy": "optimum", "max_draft_length": 4}, RATES),
+    "hierarchical": ({"draft_length": 3}, THREE),
+    "hierarchical, recursive": ({"draft_length": 4, "reading": "recursive", "inner_draft_length": 2}, THREE),
+    "pearl": ({"draft_length": 3}, RATES), "pearl, stopped": ({"draft_length": 3, "draft_stop": "rejection"}, RATES),
+    "amusd": ({"draft_length": 6}, RATES), "dsi": ({"lookahead": 2, "verifiers": 3}, RATES),
+    "ssd": ({"draft_length": 3, "fan_out": 2}, RANKS), "tree": ({"shape": "full", "draft_depth": 2, "width": 2}, TREE),
+}  # fmt: skip
+
+
+def row_of(name: str, views: list[str], **budgets: int) -> dict[str, dict[str, Any]]:
+    """Rows of a method by view; sequences of 1, as not every method decodes batches."""
+    settings, outcomes = OTHERS[name]
+    method = {"name": name.partition(",")[0], "layers": 32, **settings, **budgets}
+    cost = WITH_DRAFT | ({"medium_shape": "llama-3.2-3b"} if outcomes is THREE else {}) | {"prompt": 60_000}
+    table = sim.run({**tables(method, cost), "outcomes": outcomes}, views=views)
+    return {row["view"]: row for row in table.iter_rows(named=True)}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_method_with_a_draft_model_has_a_budget(name: str) -> None:
+    names = ["context_budget"] + ["medium_context_budget"] * (OTHERS[name][1] is THREE)
+    rows = row_of(name, ["formula", "paths", "events"], **dict.fromkeys(names, 256))
+    assert rows["events"]["paths_difference"] < 1e-9 * rows["events"]["latency_s"]
+    formula, sampled = rows["formula"]["speedup"], rows["paths"]
+    if formula is not None:  # policies by costs have no closed form
+        assert sampled["speedup_low"] - 0.02 < formula < sampled["speedup_high"] + 0.02
+    whole = row_of(name, ["paths"])["paths"]
+    assert whole["speedup"] < sampled["speedup"]
+    assert whole["cost_ratio"] > sampled["cost_ratio"]
+    context = row_of(name, ["paths"], **dict.fromkeys(names, 60_024))["paths"]
+    assert (context["speedup"], context["cost_ratio"]) == (whole["speedup"], whole["cost_ratio"])
+    if len(names) > 1:
+        small = row_of(name, ["paths"], context_budget=256)["paths"]
+        assert whole["speedup"] < small["speedup"] < sampled["speedup"]
+
+
 def test_a_draft_keeps_only_its_budget_in_memory() -> None:
     shares = [
         sim.run(tables({**MODEL, "context_budget": budget}, WITH_DRAFT), views=["formula"])["memory_share"][0]
@@ -77,8 +119,21 @@ def test_sweep_over_budgets() -> None:
         ({**OWN, "context_budget": 8025}, ROOFLINE, "context_budget must be at most 8024, .* got 8025; leave it out"),
         ({**OWN, "reuse": True}, ROOFLINE, "reuse must be false with context_budget=256"),
         ({**OWN, "exit_layer": 33}, ROOFLINE, "exit_layer must be between 1 and layers=32, got 33"),
-        ({"name": "adaptive", "layers": 32, "max_draft_length": 3, "context_budget": 256}, WITH_DRAFT,
-         "unknown key method.context_budget; known: batching"),
+        *(
+            ({"name": name.partition(",")[0], "layers": 32, **settings, "context_budget": budget}, WITH_DRAFT, words)
+            for name, (settings, outcomes) in OTHERS.items() if outcomes is RATES
+            for budget, words in (
+                (0, "context_budget must be between 1 and 1000000, got 0"), (2.5, "context_budget must be a whole number"),
+                (8025, "context_budget must be at most 8024, .* got 8025; leave it out"),
+            )
+        ),
+        ({"name": "hierarchical", "layers": 32, "draft_length": 3, "medium_context_budget": 0}, WITH_DRAFT,
+         "medium_context_budget must be between 1 and 1000000, got 0"),
+        ({"name": "tree", "layers": 32, "shape": "chain", "draft_depth": 2, "drafter": "heads", "context_budget": 8}, WITH_DRAFT,
+         "context_budget must be left out with drafter='heads', got 8"),
+        ({"name": "pearl", "layers": 32, "draft_length": 3, "context_budget": 8}, {"kind": "unit", "cost_ratio": 0.1},
+         "context_budget needs costs that know the context, got 8 with cost.kind 'unit'"),
+        ({"name": "bild", "layers": 32, "context_budget": 256}, WITH_DRAFT, "unknown key method.context_budget; known: batching"),
         ({**MODEL, "drafter": "heads"}, {**ROOFLINE, "draft_shape": "eagle3:llama-3.1-8b"},
          "context_budget must be left out with drafter='heads', got 256"),
         (MODEL, {"kind": "unit", "cost_ratio": 0.1},
