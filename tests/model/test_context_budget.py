@@ -98,7 +98,7 @@ def test_counted_work_of_trees_is_the_predicted_one(ranks: tuple[int, int], toke
     own = trees.Parameters(4, "full", 2, 2, draft_layers=2, context_budget=budget)
     outcomes = {"rank": [[0] * tokens, *([rank] * tokens for rank in ranks)]}
     counted = count(trees.decode(own, [0], tokens), world_of(own, 1, outcomes), tokens).account.totals()
-    work = tree_theory.work(own, tokens, RankRates([[[float(rank == own) for own in (1, 2)] for rank in ranks]]))
+    work = tree_theory.work(own, tokens, RankRates([[[float(rank == each) for each in (1, 2)] for rank in ranks]]))
     assert work is not None
     assert counted.by_model.keys() == work.by_model.keys()
     for role, totals in counted.by_model.items():
