@@ -86,20 +86,23 @@ def test_events_equal_paths_at_position_dependent_costs(data: st.DataObject) -> 
         assert run.busy <= busiest * (1 + 1e-12)
 
 
-def test_the_draft_model_reads_skipped_tokens() -> None:
+@pytest.mark.parametrize("budget", [None, 5])
+def test_the_draft_model_reads_skipped_tokens(budget: int | None) -> None:
     """Drafting stops and starts again: the next draft pass covers all tokens of the rounds between."""
     cost, tokens = growing(LAYERS, draft=0.3, draft_devices=0.5), 30
-    parameters = parameters_of("gradient", min_draft_length=0, draft_length=1, believed_cost_ratio=0.2)
+    how: dict[str, Any] = {"min_draft_length": 0, "draft_length": 1, "believed_cost_ratio": 0.2, "context_budget": budget}
+    parameters = parameters_of("gradient", **how)
     accepted = [*(np.random.default_rng(4).random(tokens - 1) < 0.3).tolist(), False]
     run = simulated(parameters, tokens, cost, accepted, [0] * tokens)
     widths = [kind.width for kind in run.account.passes_by_kind if kind.role == "draft"]
     assert max(widths) == 7
+    priced = parameters.draft_costs(cost)
     more = [
-        float(cost.draft_times(at - unread, width=unread + 1) - cost.draft_times(at - 1, width=2))
+        float(priced.draft_times(at - unread, width=unread + 1) - priced.draft_times(at - 1, width=2))
         for at in range(tokens) for unread in range(2, at + 1)
     ]  # fmt: skip
-    assert longest_skipped(cost, tokens) == pytest.approx(max(more), rel=1e-12)
-    prices = round_prices(cost, parameters.longest_draft, tokens=tokens)
+    assert longest_skipped(priced, tokens) == pytest.approx(max(more), rel=1e-12)
+    prices = round_prices(priced, parameters.longest_draft, tokens=tokens)
     assert theory.slowest(parameters, tokens, cost)[0] == pytest.approx(tokens * (prices.time.max() + max(more)), rel=1e-12)
     tally = walked(parameters, tokens, cost, np.array([accepted[:-1]]).T, np.zeros((tokens - 1, 1), dtype=np.uint8))
     assert (float(tally.time[0]), float(tally.busy[0])) == pytest.approx((run.latency, run.busy), rel=1e-12)

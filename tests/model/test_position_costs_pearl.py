@@ -92,6 +92,14 @@ def test_paths_agree_with_simulator_on_long_decoding(stop: str) -> None:
         assert (float(tally.time[index]), float(tally.busy[index])) == pytest.approx((run.latency, run.busy), rel=1e-12)
 
 
+def test_demand_is_that_of_drafts_within_their_budget() -> None:
+    """Drafts of the whole context outlast the target's pass, so that a rejection stops them midway; shorter ones do not."""
+    cost = growing(LAYERS, draft=2.0, prompt=400, link=0.01)
+    limited, whole = (Parameters(LAYERS, 2, draft_stop=REJECTION, context_budget=budget) for budget in (1, None))
+    assert limited.demand(cost, 9) == whole.demand(cost.within_budgets({"draft": 1}), 9)
+    assert (limited.demand(cost, 9).stopped, whole.demand(cost, 9).stopped) == (None, "anywhere")
+
+
 def test_predict_points_equals_single_predictions() -> None:
     """Uniform and position-dependent costs, several lengths and drafts."""
     laws = [Iid(0.7), LAWS["replay"], LAWS["markov"]]
