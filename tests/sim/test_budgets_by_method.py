@@ -35,8 +35,9 @@ def test_bounds_of_times_are_those_of_limited_drafts(name: str) -> None:
 @pytest.mark.parametrize("name", THREE_MODELS)
 def test_each_smaller_model_has_its_own_budget(name: str) -> None:
     """Positions that both attend to: a budget of one of them changes nothing for the other."""
+    longer = {"prompt": 0, "accept": [True, True, False, True] * 3, "medium_accept": [True, False, True, True] * 3}
     accounts = [
-        budgets_by_method.play({**example(name, *each), "prompt": 0}).account.totals() for each in ((2, None), (None, 1), (2, 1))
+        budgets_by_method.play({**example(name, *each), **longer}).account.totals() for each in ((2, None), (None, 1), (2, 1))
     ]
     small, medium, both = ([each.by_model[role].attended for role in ("draft", "medium")] for each in accounts)
     assert both == [small[0], medium[1]]
