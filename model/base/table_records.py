@@ -20,7 +20,7 @@ class TableRecord:
     """Base of records with removed keys or aliases."""
 
     REMOVED_KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Keys of earlier versions, and the message about each."""
+    """Keys of earlier versions or of similar records, and the reason or remedy that the message about each gives."""
     ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Names that other programs use, and the keys that they stand for."""
 

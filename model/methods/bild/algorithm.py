@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model.base import checks
@@ -78,6 +79,11 @@ class Parameters(DraftModel):
         needs=(("fallback_rate",), ("rollback_rate",), ("cost_ratio",)),
         source="Algorithm 1 of Kim et al., NeurIPS 2023, arXiv:2302.07863",
     )
+    REMOVED_KEYS = MappingProxyType({
+        **DraftModel.REMOVED_KEYS,
+        "context_budget": "tokens of the small model are part of the output, which would change with the budget; leave it out, or"
+        " choose method 'speculative', whose output does not",
+    })
     FORMULA_CHECK = FormulaCheck("bild", swept="fallback_threshold", rate="fallback_rate")
 
     @classmethod

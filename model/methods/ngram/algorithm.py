@@ -71,6 +71,10 @@ class Parameters(MethodParameters):
     EXACT = True
     BATCHINGS = (CONTINUOUS, LOCKSTEP)
     REFUSAL_REASON = "static batches, whose sequences draft different numbers of tokens in one pass, are not implemented"
+    REMOVED_KEYS = MappingProxyType({
+        **MethodParameters.REMOVED_KEYS,
+        "context_budget": "drafts are looked up in the text, without passes that read a cache; leave it out",
+    })
     ALIASES = MappingProxyType({
         "num_speculative_tokens": "draft_length", "prompt_lookup_num_tokens": "draft_length", "prompt_lookup_min": "min_match",
         "prompt_lookup_max": "max_match", "max_matching_ngram_size": "max_match",
