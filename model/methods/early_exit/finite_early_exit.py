@@ -240,7 +240,7 @@ def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats
 
 
 def _chances(rising: Floats, positions: Integers, widths: Integers) -> Floats:
-    """Probabilities of the depth of batch steps, that of the deepest sequence; shape (laws, steps or 1 if they are alike, layers)."""
+    """Probabilities of the depth of batch steps, that of the deepest sequence; shape (laws, steps, or 1 if alike, layers)."""
     known, which = np.unique(widths, return_inverse=True)
     if rising.shape[1] == 1:  # steps of equal width are alike
         alike = np.diff(rising ** known[:, None], prepend=0.0, axis=-1)
