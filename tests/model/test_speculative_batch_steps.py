@@ -50,7 +50,7 @@ def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
 def one_at_a_time(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     """Algorithm 1 of the paper for one sequence."""
     text, end = list(prompt), len(prompt) + tokens
-    drafter = yield from speculative.start(parameters, text, parameters.sampled)
+    drafter = yield from speculative.start(parameters, text)
     while len(text) < end:
         guesses = yield from speculative.draft(drafter, text, min(parameters.draft_length, end - len(text) - 1))
         kept, token = yield from speculative.verify(Model("target", LAYERS, 0), text, guesses, parameters.sampled)
