@@ -5,7 +5,7 @@ All sequences of a batch begin together. A sequence that has ended leaves; the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -90,14 +90,8 @@ class StaticBatching(MethodParameters):
         numbered = [*enumerate(lengths)]
         return [dict(numbered[start : start + self.sequences]) for start in range(0, len(numbered), self.sequences)]
 
-    def columns(self, tokens: int) -> Iterator[tuple[int, int]]:
-        """Position, from 0, and number of sequences of each step of each batch."""
-        for batch in self.batches(tokens):
-            for column in range(max(batch.values())):
-                yield column, sum(length > column for length in batch.values())
-
-    def column_arrays(self, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`columns` as arrays of positions and of numbers of sequences."""
+    def columns(self, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Position, from 0, and number of sequences of each step of each batch; arrays of shape (steps,)."""
         positions, widths = [], []
         for batch in self.batches(tokens):
             lengths = np.array([*batch.values()])
@@ -121,7 +115,7 @@ class StaticBatching(MethodParameters):
         """Time of plain decoding of the same sequences in the same batches; of several costs an array."""
         if self.roles and self.decoded_sequences == 1:
             return super().plain_time(tokens, cost)
-        position, sequences = self.column_arrays(tokens)
+        position, sequences = self.columns(tokens)
         known, counts = np.unique(sequences, return_counts=True)
         if cost.uniform:
             time = sum(count * cost.plain_times(0, each) for each, count in zip(known.tolist(), counts.tolist(), strict=True))
@@ -131,7 +125,7 @@ class StaticBatching(MethodParameters):
 
     def plain_work(self, tokens: int) -> Work:
         """Work of plain decoding of the same sequences in the same batches."""
-        return plain_work(self.layers, *self.column_arrays(tokens))
+        return plain_work(self.layers, *self.columns(tokens))
 
 
 def read_prompts(

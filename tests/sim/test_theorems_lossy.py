@@ -132,7 +132,7 @@ def thresholds_swapped(right: Any, record: Any, low: float, high: float, **how: 
 
 
 def last_column_forgotten(right: Any, *args: Any) -> Any:
-    return [*right(*args)][:-1]
+    return tuple(each[:-1] for each in right(*args))
 
 
 def one_layer_less(right: Any, parameters: Any, budget: int) -> Any:

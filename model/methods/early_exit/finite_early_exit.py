@@ -171,7 +171,7 @@ def priced_columns(
 
 def _steps(parameters: Parameters, tokens: int, *, separately: bool) -> tuple[Integers, Integers, Integers]:
     """Positions (0 unless `separately`), widths and numbers of the steps of all batches."""
-    positions, widths = parameters.column_arrays(tokens)
+    positions, widths = parameters.columns(tokens)
     (positions, widths), counts = np.unique([positions * separately, widths], axis=1, return_counts=True)
     return positions, widths, counts
 
@@ -240,7 +240,10 @@ def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats
 
 
 def _chances(rising: Floats, positions: Integers, widths: Integers) -> Floats:
-    """Probabilities of the depth of batch steps, that of the deepest sequence; shape (laws, steps, or 1 if alike, layers)."""
+    """Probabilities of the depth of batch steps, that of the deepest sequence; shape (laws, steps, layers).
+
+    Shape (laws, 1, layers), if all steps are alike.
+    """
     known, which = np.unique(widths, return_inverse=True)
     if rising.shape[1] == 1:  # steps of equal width are alike
         alike = np.diff(rising ** known[:, None], prepend=0.0, axis=-1)
@@ -269,7 +272,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
     time = sum(float(part.counts @ part.times[:, 1:].max(axis=1)) for part in parts)
     if parameters.fill == "backfill":
         most = np.array([filling_times(parameters, cost, position, position).max() for position in range(tokens)])
-        time += parameters.layers * float(sum(most[position] for position, _ in parameters.columns(tokens)))
+        time += parameters.layers * float(most[parameters.columns(tokens)[0]].sum())
     return time
 
 
@@ -335,7 +338,7 @@ def _filling_counts(parameters: Parameters, tokens: int, rising: Floats) -> Floa
     """
     left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # probability of an exit before layer j + 1
     left[:, : parameters.first_check] = 0.0
-    columns = np.bincount(parameters.column_arrays(tokens)[0], minlength=tokens)
+    columns = np.bincount(parameters.columns(tokens)[0], minlength=tokens)
     found = np.zeros((tokens, tokens))
     if len(left) == 1:
         lacking = left ** np.arange(1, tokens)[:, None]  # at least 1, 2, ... missing rows

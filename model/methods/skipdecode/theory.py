@@ -138,7 +138,7 @@ def _time(parameters: Parameters, tokens: int, cost: StepCosts) -> Any:
     """Time of all batches, of several costs an array. Passes of equal budget are priced together."""
     parameters.check_tokens(tokens)
     budgets = np.array(schedule(parameters, tokens))
-    places, widths = parameters.column_arrays(tokens)
+    places, widths = parameters.columns(tokens)
     time: Any = 0.0
     for budget in dict.fromkeys(budgets.tolist()):
         own = budgets[places] == budget
@@ -168,7 +168,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     >>> work(Parameters(24, 8, 16, 60, 160), 100, None).by_model["target"].layer_passes
     1204.0
     """
-    places, widths = parameters.column_arrays(tokens)
+    places, widths = parameters.columns(tokens)
     layers = np.array(schedule(parameters, tokens), dtype=np.float64)[places]
     attended = float(layers @ (widths * (places + 1)))
     total = Totals(len(places), float(layers.sum()), float(layers @ widths), attended, attended)
