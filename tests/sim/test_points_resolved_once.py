@@ -55,6 +55,34 @@ GRIDS: dict[str, dict[str, Any]] = {
         "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-7b", "prompt": 100},
         "sweep": {"cost.prompt": [100, 200], "method.prompt": [90, 100]},
     },
+    "work and operations of early exit, by law and costs": {
+        "scenario": {"name": "x", "tokens": 5},
+        "method": [{"name": "early_exit", "layers": 24, "first_check": 20}],
+        "outcomes": {"kind": "hazards", "hazards": [0.0] * 24},
+        "cost": {"shape": "opt-1.3b", "propagation": 0.1},
+        "sweep": {
+            "method.fill": ["propagate", "backfill"], "cost.final_head": [0.0, 1.5],
+            "outcomes.hazards": [[0.0] * 19 + each for each in ([0.1, 0.5, 0.0, 0.2, 1.0], [0.9, 0.0, 0.3, 0.4, 1.0])],
+        },
+    },
+    "work and operations of BiLD, by law, draft length and costs": {
+        "scenario": {"name": "x", "tokens": 12},
+        "method": [{"name": "bild", "layers": 24, "draft_layers": 6, "variant": "code"}],
+        "outcomes": {"kind": "rates", "fallback_rate": 0.2, "rollback_rate": 0.1, "trials": 50},
+        "cost": {"cost_ratio": 0.25, "operations_ratio": 0.2, "shape": "t5-large", "draft_shape": "t5-small"},
+        "sweep": {
+            "method.max_draft_length": [2, 9], "outcomes.fallback_rate": [0.0, 0.3], "cost.cost_ratio": [0.1, 0.4],
+            "cost.link": [0.0, 2.0], "method.placement": ["separate", "colocated"],
+        },
+    },
+    "operations of methods that count layers and of one whose busy time counts": {
+        "scenario": {"name": "x", "tokens": 6},
+        "method": [
+            {"name": "skipdecode", "layers": 8, "min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 10},
+            {"name": "early_exit", "layers": 8, "exit_layer": 5}, {"name": "autoregressive", "layers": 8},
+        ],
+        "sweep": {"cost.final_head": [0.0, 0.5], "method.layers": [8, 9], "scenario.tokens": [3, 6]},
+    },
 }  # fmt: skip
 
 
