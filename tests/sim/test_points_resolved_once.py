@@ -67,12 +67,12 @@ GRIDS: dict[str, dict[str, Any]] = {
     },
     "work and operations of BiLD, by law, draft length and costs": {
         "scenario": {"name": "x", "tokens": 12},
-        "method": [{"name": "bild", "layers": 24, "draft_layers": 6, "variant": "code"}],
+        "method": [{"name": "bild", "layers": 24, "draft_layers": 6, "placement": "separate"}],
         "outcomes": {"kind": "rates", "fallback_rate": 0.2, "rollback_rate": 0.1, "trials": 50},
-        "cost": {"cost_ratio": 0.25, "operations_ratio": 0.2, "shape": "t5-large", "draft_shape": "t5-small"},
+        "cost": {"cost_ratio": 0.25, "operations_ratio": 0.2, "link": 2.0, "shape": "t5-large", "draft_shape": "t5-small"},
         "sweep": {
             "method.max_draft_length": [2, 9], "outcomes.fallback_rate": [0.0, 0.3], "cost.cost_ratio": [0.1, 0.4],
-            "cost.link": [0.0, 2.0], "method.placement": ["separate", "colocated"],
+            "method.variant": ["paper", "code"],
         },
     },
     "operations of methods that count layers and of one whose busy time counts": {
