@@ -133,19 +133,21 @@ def points_of(draw: st.DrawFn) -> tuple[Callable[[PredictionPoints[Any]], Predic
     return theory.predict_points, PredictionPoints(choices, known, choice, law)
 
 
-@given(points_of(), st.booleans())
+@given(points_of(), st.sampled_from(["usual", "blocks", "pairs"]))
 @settings(max_examples=examples(100, 1000), deadline=None)
 def test_points_together_equal_each_alone(
-    drawn: tuple[Callable[[PredictionPoints[Any]], Prediction], PredictionPoints[Any]], small: bool
+    drawn: tuple[Callable[[PredictionPoints[Any]], Prediction], PredictionPoints[Any]], how: str
 ) -> None:
     """Also if few numbers are evaluated together, and whether all pairs of laws and costs are or those that are asked for."""
     predict, points = drawn
     alone = [predict(points.at(np.array([index]))) for index in range(points.law.size)]
     with pytest.MonkeyPatch.context() as patch:
-        if small:
+        if how == "pairs":
+            patch.setattr(prediction, "_LARGEST_PRODUCT", 0)
+        elif how == "blocks":
             for module, name, value in (
-                (prediction, "_CELLS", 40), (prediction, "_LARGEST_PRODUCT", 0), (finite_bild, "_COUNTS", 1),
-                (finite_early_exit, "_CELLS", 8), (finite_early_exit, "_PART", 11),
+                (prediction, "_CELLS", 40), (finite_bild, "_COUNTS", 1), (finite_early_exit, "_CELLS", 8),
+                (finite_early_exit, "_PART", 11),
             ):  # fmt: skip
                 patch.setattr(module, name, value)
         together = predict(points)
@@ -155,6 +157,15 @@ def test_points_together_equal_each_alone(
             assert (value is None) == (all_values is None)
             if value is not None:
                 np.testing.assert_allclose(all_values[index], value[0], rtol=1e-12, atol=1e-20, err_msg=name)
+
+
+def test_unknown_operations_matter_only_where_the_small_model_runs() -> None:
+    """A single token is the large model's; of two, the small model drafts the first."""
+    costs = [UnitCost(LAYERS, cost_ratio=0.5), UnitCost(LAYERS, cost_ratio=0.5, operations_ratio=0.25)]
+    choices = [MethodChoice(BildParameters(LAYERS, 1), tokens, cost) for tokens in (1, 2) for cost in costs]
+    found = bild.predict_points(PredictionPoints(choices, [Independent(0.0, 0.0)], np.arange(4), np.zeros(4, dtype=np.intp)))
+    assert found.operations is not None
+    np.testing.assert_array_equal(found.operations, [1, 1, np.nan, 2.25])
 
 
 @given(st.lists(DECISION_LAWS, min_size=1, max_size=4), bild_choices(), st.lists(EXIT_LAWS, min_size=1, max_size=4), exit_choices())
