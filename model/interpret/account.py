@@ -330,7 +330,8 @@ def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int 
 
 def _ratio(one: Any, other: Any, otherwise: float) -> Any:
     """Quotient, or `otherwise` where the divisor is 0."""
-    return np.where(other, one / np.where(other, other, 1), otherwise)[()]
+    found = np.where(other, one / np.where(other, other, 1), otherwise)
+    return found if found.ndim else float(found)
 
 
 def _share_in_window(shape: Shape, positions: Any, passes: Any) -> Any:
