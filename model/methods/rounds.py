@@ -727,7 +727,8 @@ def moments_of_points(
         Index of each pair's decoding and prices.
     """
     found = np.empty((len(Moments._fields), decoding.size))
-    alike = np.array([isinstance(each.law, Iid | Rounds) for each in decodings], dtype=np.bool_)[decoding]
+    reached = [each.survival for each in decodings]
+    alike = np.array([each is not None for each in reached], dtype=np.bool_)[decoding]
     uniform = np.array([each.uniform and reading is None for each, reading in prices], dtype=np.bool_)[price]
     other = np.flatnonzero(~alike)
     if other.size:
@@ -742,7 +743,7 @@ def moments_of_points(
     for shape, numbers in groups.items():
         place[:] = -1
         place[numbers] = np.arange(len(numbers))
-        survival = np.stack([_known(decodings[number].survival) for number in numbers])
+        survival = np.stack([known for known in (reached[number] for number in numbers) if known is not None])
         here = alike & (place[decoding] >= 0)
         for index, moments_of in ((np.flatnonzero(here & uniform), _of_counts), (np.flatnonzero(here & ~uniform), _of_times)):
             if index.size:
@@ -771,11 +772,6 @@ def moments_of_prediction(
 
 def _choice(decoding: RoundDecoding, prices: RoundPrices, reading: ReadingTimes | None) -> RoundChoice:
     return RoundChoice(decoding.draft_length, decoding.tokens, decoding.law, prices, decoding.cut, reading)
-
-
-def _known(survival: Floats | None) -> Floats:
-    assert survival is not None
-    return survival
 
 
 _PAIRS = 20_000
@@ -840,7 +836,7 @@ def _times_by_accepted(prices: RoundPrices, reading: ReadingTimes | None, drafte
 
 
 def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:
-    """Moments of decodings position by position; those whose laws are chains or independent rounds are computed together."""
+    """Moments of decodings whose rounds are not independent and alike, position by position; chains are computed together."""
     found: dict[int, Moments] = {}
     chains: list[int] = []
     for index, choice in enumerate(choices):
@@ -851,7 +847,7 @@ def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:
             found[index] = mixed(moments_of_many([choice._replace(law=each) for each in law.chains]))
         elif isinstance(law, MixedRounds):
             found[index] = mixed(moments_of_many([choice._replace(law=each) for each in law.levels]), law.weights)
-        elif isinstance(law, Chain | Rounds):
+        elif isinstance(law, Chain):
             chains.append(index)
         else:
             raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
@@ -896,7 +892,7 @@ def starts_of_laws(draft_length: int, tokens: int, laws: Sequence[Chain | Rounds
     if any(known is None for known in survival):
         each = [starts(draft_length, tokens, law) for law in laws]
         return Starts(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
-    reached = np.stack([_known(known) for known in survival])
+    reached = np.stack([known for known in survival if known is not None])
     mass = round_counts.start_masses(round_counts.chain_ends(draft_length, tokens, reached))
     after_full = np.zeros((tokens, len(laws)))
     place = np.arange(tokens)

@@ -94,14 +94,14 @@ def serve(
         bool,
         typer.Option(
             "--reserve-prompts/--reserve-chunks",
-            help="Admit a request where the cache holds its whole prompt, as vLLM does, or its first chunk.",
+            help="Admit a request when the cache has room for its whole prompt, as vLLM does, or for its first chunk.",
         ),
     ] = True,
     async_scheduling: Annotated[
         bool,
         typer.Option(
             "--async-scheduling",
-            help="The engine's own work overlaps with passes, as vLLM's setting of this name; without a law or log.",
+            help="Let the engine's own work overlap with passes, as vLLM's option of this name. Not with a law or log.",
         ),
     ] = False,
     max_model_len: Annotated[

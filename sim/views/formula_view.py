@@ -425,7 +425,7 @@ def _of_works(
             continue
         outcomes = [points.outcomes[each] for each in (keys[start:stop] % len(points.outcomes)).tolist()]
         laws = [by_outcome({name: each.law for name, each in of.items()}) for of in outcomes]
-        found = None if method.work_of_laws is None else method.work_of_laws(*key_of(case), laws)
+        found = None if method.work_of_laws is None else method.work_of_laws(case.parameters, case.settings.tokens, laws)
         if found is not None:
             parts.append((len(laws), columns(case, found)))
         else:
@@ -437,11 +437,6 @@ def _of_works(
         has = np.repeat([name in part for _, part in parts], [size for size, _ in parts])
         whole[name] = pl.select(pl.when(pl.Series(has)).then(pl.Series(values))).to_series()[index]
     return pl.DataFrame(whole)
-
-
-def key_of(case: Case) -> tuple[Any, int]:
-    """Arguments of a method's closed forms that describe a case, without its outcomes and costs."""
-    return case.parameters, case.settings.tokens
 
 
 def _work(case: Case) -> Any:
