@@ -36,6 +36,8 @@ def ended(tokens: list[int], stop: Collection[int]) -> list[int]:
     >>> ended([7, 2, 9, 2], (9, 3))
     [7, 2, 9]
     """
+    if not stop:
+        return tokens
     return next((tokens[: index + 1] for index, token in enumerate(tokens) if token in stop), tokens)
 
 
@@ -473,6 +475,56 @@ class DraftLimit(NamedTuple):
         return min(bisect_right(self.sizes, tokens) - 1 if self.sizes else tokens, self.longest)
 
 
+class DraftChain(NamedTuple):
+    """An offer: passes over one sequence, each over the token that the pass before predicted, until `length` tokens are drafted.
+
+    It stands for `first`, a `Read` of the likeliest token, a pass over that token, and so on. Answer: a `DraftedChain`, or None if
+    it is declined.
+
+    Parameters
+    ----------
+    first
+        The first pass, from the first layer of the model on, with the logits of its last token; the later ones are like it.
+    length
+        Number of tokens to draft, at least 1.
+    confidence
+        The draft ends at a token whose `confidence` is below this, and does not contain it; None: no such reads are made.
+    """
+
+    first: Forward
+    length: int
+    confidence: float | None = None
+
+
+class DraftedChain(NamedTuple):
+    """Tokens of a `DraftChain`."""
+
+    tokens: list[int]
+    unsure: bool = False
+    """True if the last pass predicted one more token, with too low a confidence."""
+
+
+class ReadEach(NamedTuple):
+    """An offer: reads of one kind, `next` or `distance`, at consecutive positions of a pass over one sequence.
+
+    It stands for `width` steps `Read(kind, output, first + i)`, about token `tokens[i]` if there are any. Answer: the sequence of
+    their answers, or None if it is declined: an algorithm then reads one by one, and no more than it needs.
+    """
+
+    kind: Literal["next", "distance"]
+    output: Any
+    first: int
+    width: int
+    tokens: Sequence[int] = ()
+
+
+Offer = DraftChain | ReadEach
+"""Steps that stand for several others. Every interpreter may decline one by the answer None; the algorithm then yields the others.
+
+An interpreter that accepts must answer, count and time as if it had got the other steps: offers only save time.
+"""
+
+
 class Continuation(NamedTuple):
     """A token that continues a hypothesis."""
 
@@ -555,7 +607,26 @@ class Commit(NamedTuple):
     candidates: tuple[int, ...] = ()
 
 
-Step = Forward | Read | Lookup | DraftLimit | Fork | Join | Stop | Adopt | Commit
+Step = Forward | Read | Lookup | DraftLimit | Fork | Join | Stop | Adopt | Commit | Offer
+
+
+def declining(steps: Steps) -> Steps:
+    """The same algorithm, with all its offers declined.
+
+    >>> def drafts() -> Steps:
+    ...     return (yield DraftChain(Forward("draft", (0,), 0, LayerSpan(0, 1)), 2))
+    >>> next(declining(drafts()))
+    Traceback (most recent call last):
+        ...
+    StopIteration
+    """
+    answer = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = None if isinstance(step, Offer) else (yield step)
 
 
 class CacheError(RuntimeError):

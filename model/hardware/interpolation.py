@@ -24,6 +24,8 @@ SMALLEST_TIME = 1e-9
 """Smallest time inside a logarithm, for times that were rounded to 0 [s]."""
 PIECE = 1 << 15
 """Points per block of a lookup."""
+MOST_WHOLE = 1 << 17
+"""Largest end of an axis whose whole numbers are looked up in a table."""
 EXTRAPOLATION_ERROR = 0.2
 """Relative error added per factor e beyond the grid: about the error of tables that are cut at 64 or 512 tokens
 (`calibrate report`)."""
@@ -172,6 +174,7 @@ class Surface:
     def _estimate(self, point: tuple[ArrayLike, ...]) -> Estimate:
         asked = [checks.array(name, value, 0) for name, value in zip(self.names, point, strict=True)]
         shape = np.broadcast_shapes(*(value.shape for value in asked))
+        whole = [np.asarray(value).dtype.kind in "iu" for value in point]
         if int(np.prod(shape)) <= PIECE:
             seconds, error = self._at(asked)
             return Estimate(np.broadcast_to(seconds, shape), np.broadcast_to(error, shape))
@@ -179,24 +182,26 @@ class Surface:
         seconds, error = np.empty(int(np.prod(shape))), np.empty(int(np.prod(shape)))
         for start in range(0, seconds.size, PIECE):  # blocks fit into the processor's cache
             own = slice(start, start + PIECE)
-            seconds[own], error[own] = self._at([value[own] if value.size > 1 else value for value in flat])
+            seconds[own], error[own] = self._at([value[own] if value.size > 1 else value for value in flat], whole)
         return Estimate(seconds.reshape(shape), error.reshape(shape))
 
-    def _at(self, asked: list[Floats]) -> tuple[Floats, Floats]:
-        """Seconds and errors at checked points."""
+    def _at(self, asked: list[Floats], whole: Sequence[bool] = ()) -> tuple[Floats, Floats]:
+        """Seconds and errors at checked points; `whole` says on which axes all coordinates are whole numbers."""
         inside = [np.clip(value, points[0], points[-1]) for value, points in zip(asked, self.axes, strict=True)]
         base: NDArray[np.intp] = np.zeros((), dtype=np.intp)
         exact: NDArray[np.bool_] = np.ones((), dtype=np.bool_)
         parts: list[tuple[int, Floats]] = []
         steps = [1, *accumulate((points.size for points in self.axes[:0:-1]), operator.mul)][::-1]
-        for name, value, points, scaled, step in zip(self.names, inside, self.axes, self._scaled, steps, strict=True):
+        for axis, (value, points, step) in enumerate(zip(inside, self.axes, steps, strict=True)):
             if points.size == 1:
                 continue
-            low = points.searchsorted(value, side="right") - 1
-            here = points[low] == value
-            # After the last point there is no neighbour: there the fraction is 0.
-            part = (_scaled(name, value) - scaled[low]) * self._inverse[name][low]
-            parts.append((step, np.where(here, 0.0, part)))
+            cells = self._cells_of_whole[axis] if whole and whole[axis] else None
+            if cells is None:
+                low, part, here = self._cells(axis, value)
+            else:
+                at = value.astype(np.intp)
+                low, part, here = cells[0].take(at), cells[1].take(at), cells[2].take(at)
+            parts.append((step, part))
             base, exact = base + low * step, exact & here
         result = self._blend(base, parts, 0)
         seconds = np.exp(result)
@@ -218,6 +223,24 @@ class Surface:
             seconds = seconds * (reached / self._bounds(*inside)) + self._slowness * added
             error = error + EXTRAPOLATION_ERROR * far
         return np.asarray(seconds), np.asarray(error)
+
+    def _cells(self, axis: int, value: Floats) -> tuple[NDArray[np.intp], Floats, NDArray[np.bool_]]:
+        """On an axis: the last grid point up to a value, the part of the way to the next, and whether the value is that point."""
+        name, points = self.names[axis], self.axes[axis]
+        low = points.searchsorted(value, side="right") - 1
+        here = points[low] == value
+        # After the last point there is no neighbour: there the fraction is 0.
+        part = (_scaled(name, value) - self._scaled[axis][low]) * self._inverse[name][low]
+        return low, np.where(here, 0.0, part), here
+
+    @cached_property
+    def _cells_of_whole(self) -> list[tuple[NDArray[np.intp], Floats, NDArray[np.bool_]] | None]:
+        """`_cells` of the whole numbers from 0 to the end of each axis; None if it does not begin and end with whole numbers."""
+        return [
+            self._cells(axis, np.arange(points[-1] + 1).clip(points[0]))
+            if points[-1] <= MOST_WHOLE and points[0].is_integer() and points[-1].is_integer() else None
+            for axis, points in enumerate(self.axes)
+        ]  # fmt: skip
 
     def _blend(self, base: NDArray[np.intp], parts: list[tuple[int, Floats]], depth: int) -> Floats:
         """Interpolate logarithms between the corners of a cell, one axis after another."""

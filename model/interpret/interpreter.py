@@ -162,6 +162,13 @@ class Cache:
         if tree or (self.breadths and role in self.breadths):
             self._spread(step)
 
+    def write_all(self, step: Forward, count: int) -> None:
+        """Record `count` passes over one token each, one after another, of which `step` is the first."""
+        self.write(step)
+        first, last, _, _ = step.layers
+        if count > 1 and first < last:
+            self.rows[step.role][first:last] = [step.at + count] * (last - first)
+
     def _write_spans(self, step: Forward) -> None:
         """`write` for a model that skips layers."""
         role, at, layers = step.role, step.at, step.layers

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from model.outcomes.lookup_laws import draft_of
-from model.steps import MASK, Continuation, Forward, Lookup, Read
+from model.steps import GREEDY, MASK, Continuation, DraftChain, DraftedChain, Forward, Lookup, Read, ReadEach
 
 Token = int
 EARLY_LAYERS = "early layers"
@@ -31,6 +31,14 @@ class Answers(Protocol):
 
     def look_up(self, step: Lookup) -> tuple[Token, ...]:
         """Answer a lookup."""
+
+    def chain(self, step: DraftChain) -> DraftedChain | None:
+        """Answer the reads of a chain of passes; None: each must be asked for."""
+        return None
+
+    def read_each(self, step: ReadEach) -> Sequence[Any] | None:
+        """Answer several reads of a pass; None: each must be asked for."""
+        return None
 
 
 class DraftOutcomes(NamedTuple):
@@ -115,6 +123,44 @@ class World:
         end = min(drafted, step.longest)
         # Wrong tokens differ from the target's own, right and wrong ones.
         return (*range(first, first + min(right, end)), *range(-first - right - 1, -first - end - 1, -1))
+
+    def chain(self, step: DraftChain) -> DraftedChain | None:
+        """Answer the reads of a chain of a model that drafts for the target, after tokens that are right; else None."""
+        role, words, at, _, state, _, _, _, _, _, _, _ = step.first
+        drafts = self.drafts.get(role)
+        after = at + len(words)
+        if (
+            type(self).read is not World.read or drafts is None or drafts.drafts_for != "target" or state is not None
+            or words[-1] != after - 1 or role == "target"
+        ):  # fmt: skip
+            return None
+        start, survivors, length = len(self.written), drafts.survivors, step.length
+        position = after - self.prompt
+        right = min(length, survivors[start] + start - position, len(survivors) - position) if position < len(survivors) else 0
+        right = max(right, 0)
+        wrong = -after - right - 1 - self.ranks[role]
+        tokens = [*range(after, after + right), *range(wrong, wrong - length + right, -1)]
+        if step.confidence is not None:
+            for index, token in enumerate(tokens, position):
+                doubted = self.doubts[index] & (2 if token == index + self.prompt else 1)
+                if (0.0 if doubted else 1.0) < step.confidence:
+                    return DraftedChain(tokens[: index - position], True)
+        return DraftedChain(tokens)
+
+    def read_each(self, step: ReadEach) -> Sequence[float] | None:
+        """Answer reads of the target's likeliest tokens after all its layers; else None."""
+        kind, output, first, width, _ = step
+        role, tokens, at, layers, _, _, _, tree, batch, _, _, budget = output
+        if (
+            type(self).read is not World.read or kind != GREEDY or role != "target" or tree or batch is not None
+            or layers.last != self.layers or layers.gaps or budget is not None
+        ):  # fmt: skip
+            return None
+        begin = len(tokens) + first
+        position = at + begin
+        return [
+            after + 1 if token == after else -after - 1 for after, token in enumerate(tokens[begin : begin + width], position)
+        ]
 
     def _subject(self, step: Read) -> tuple[int, bool]:
         """The position that a read predicts, and whether all tokens before it are correct."""
@@ -358,3 +404,27 @@ class Lossy(World):
         if step.kind == "confidence":
             return float(decision != UNSURE)
         return after if right and decision != UNLIKELY else -after
+
+    def chain(self, step: DraftChain) -> DraftedChain | None:
+        """Answer the reads of a chain of the small model, after tokens that are right; else None."""
+        words, at, confidence = step.first.tokens, step.first.at, step.confidence
+        after = at + len(words)
+        if type(self).read is not Lossy.read or not self.decisions or step.first.role == "target" or words[-1] != after - 1:
+            return None
+        tokens: list[Token] = []
+        right = True
+        for position in range(after, after + step.length):
+            decision = self.decisions[position - self.prompt]
+            if confidence is not None and (decision != UNSURE) < confidence:
+                return DraftedChain(tokens, True)
+            right = right and decision != UNLIKELY
+            tokens.append(position if right else -position)
+        return DraftedChain(tokens)
+
+    def read_each(self, step: ReadEach) -> Sequence[float] | None:
+        """Answer reads of distances; else None."""
+        kind, output, first, width, tokens = step
+        if type(self).read is not Lossy.read or kind != "distance" or output.tree or output.batch is not None:
+            return None
+        after = output.at + len(output.tokens) + first + 1
+        return [0.0 if token == position else math.inf for position, token in enumerate(tokens[:width], after)]

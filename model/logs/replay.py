@@ -12,6 +12,7 @@ from typing import Any
 
 from model.base import table_records
 from model.interpret import text_lookup
+from model.interpret.simulated_answers import Answers
 from model.logs.recorded_decoding import AnsweredRead, Decoding, Question, question
 from model.methods import registry
 from model.steps import Lookup, Read, Steps
@@ -21,13 +22,13 @@ class UnloggedError(LookupError):
     """A read that is not in the log: the replayed algorithm is not the recorded one, or has taken another path."""
 
 
-class Replayed:
+class Replayed(Answers):
     """Answers to reads from a log; the answers to repeated questions are given in their logged order.
 
     A question is identified by its pass (model, layer, position, tokens) and its subject, not by the process that asks. In the
     nested form of Predictive Pipelined Decoding several processes ask the same question about different sequences. Such methods can
     only be replayed with the clock of the recorded run (`model.interpret.interpreter.Interpreter`: one unit per layer), where the
-    order of questions is the same.
+    order of questions is the same. Offers are declined, since a log may lack reads that the algorithm did not need.
 
     >>> from model.steps import Forward, LayerSpan
     >>> step = Forward("target", (7,), 0, LayerSpan(0, 4), heads=1)

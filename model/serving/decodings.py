@@ -23,7 +23,7 @@ from model.outcomes.lookup_laws import outcomes_after
 from model.serving.request_outcomes import LOOKUP, RequestOutcomes
 from model.serving.server import Sequences, ServerRequest, StepDrafts
 from model.serving.step_prices import LayerShare
-from model.steps import Commit, DraftLimit, Fork, Forward, Join, Lookup, Read, Steps
+from model.steps import Commit, DraftChain, DraftLimit, Fork, Forward, Join, Lookup, Read, ReadEach, Steps
 
 Integers = NDArray[np.int64]
 
@@ -277,6 +277,10 @@ class _RunningDecoding:
                 case DraftLimit():
                     self.step = step
                     return
+                case ReadEach():
+                    answer = world.read_each(step)
+                case DraftChain():
+                    answer = None
                 case Fork():
                     answer = self._forked(step, self.cache)
                 case Join():
@@ -304,6 +308,8 @@ class _RunningDecoding:
             match step:
                 case Read():
                     answer = self.world.read(step)
+                case DraftChain() | ReadEach():
+                    answer = None
                 case Forward() if step.role != "target":
                     cache.write(step)
                     self.drafting += 1

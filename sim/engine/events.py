@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from heapq import heappush
@@ -29,7 +29,23 @@ from model.interpret.account import Account, Kind, context_of
 from model.interpret.interpreter import Cache
 from model.interpret.simulated_answers import Answers
 from model.logs.spans import Span
-from model.steps import Adopt, CacheError, Commit, DraftLimit, Fork, Forward, Join, LayerSpan, Lookup, Read, Steps, require_ended
+from model.steps import (
+    Adopt,
+    CacheError,
+    Commit,
+    DraftChain,
+    DraftedChain,
+    DraftLimit,
+    Fork,
+    Forward,
+    Join,
+    LayerSpan,
+    Lookup,
+    Read,
+    ReadEach,
+    Steps,
+    require_ended,
+)
 from sim.engine.cluster import Cluster
 
 
@@ -300,6 +316,56 @@ class _Engine:
         self.peak = self.peak or 1
         known.count(step)
 
+    def chain_alone(self, cache: Cache, step: DraftChain) -> DraftedChain | None:
+        """Make a chain of passes as `pass_alone` does, if its reads can be answered together."""
+        drafted = self.world.chain(step)
+        if drafted is None:
+            return None
+        first, tokens = step.first, drafted.tokens
+        rest = len(tokens) + drafted.unsure - 1  # passes after the first, each over the token that the one before predicted
+        if self.by_position or first.context_budget is not None:
+            cache.write(first)
+            self.pass_alone(first)
+            for word in _later_passes(first, tokens[:rest]):
+                cache.write(word)
+                self.pass_alone(word)
+        elif len(first.tokens) == 1:
+            self.alike_alone(cache, first, rest + 1)
+        else:
+            cache.write(first)
+            self.pass_alone(first)
+            if rest:
+                self.alike_alone(cache, next(_later_passes(first, tokens)), rest)
+        return drafted
+
+    def alike_alone(self, cache: Cache, step: Forward, count: int) -> None:
+        """Make `count` passes over one token each as `pass_alone` does; they differ in nothing but the position."""
+        cache.write_all(step, count)
+        known, go_on = self.known_pass(step), self.env.go_on
+        seconds, overhead, share = known.seconds, known.overhead, 1.0 if known.is_target else self.draft_devices
+        busy, of_model = self.busy, self.target_time if known.is_target else self.draft_time
+        for _ in range(count):
+            made = go_on(seconds)
+            of_model += made - overhead
+            busy += made * share
+        self.busy = busy
+        if known.is_target:
+            self.target_time = of_model
+        else:
+            self.draft_time = of_model
+        self.peak = self.peak or 1
+        known.passes += count
+        positions = count * (step.at + 1) + count * (count - 1) // 2  # each reads one more than the pass before
+        known.attended += positions
+        known.read += positions
+
+
+def _later_passes(first: Forward, tokens: Sequence[int]) -> Iterator[Forward]:
+    """Passes over these tokens, one after another, after the first pass of a chain."""
+    role, words, at, layers, _, heads, unit, _, _, _, within_step, budget = first
+    for position, token in enumerate(tokens, at + len(words)):
+        yield Forward(role, (token,), position, layers, None, heads, unit, (), None, 0, within_step, budget)
+
 
 _PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None, bool]
 """Everything but the position that the time of a pass and its overhead depend on: fields of its `Kind`, tokens per sequence of its
@@ -439,10 +505,7 @@ class _Process:
             answer, kind = None, type(step)
             if kind is Forward:
                 self.cache.write(step)
-                if (
-                    engine.plain and not (engine.active or engine.env.busy or engine.changed or engine.flushing)
-                    and self.place >= 0 and (step.unit is None or step.unit == self.place)
-                ):  # fmt: skip
+                if self._alone(step):
                     engine.pass_alone(step)
                     answer = step  # without tensors, the step itself is the output of a pass
                     continue
@@ -458,6 +521,11 @@ class _Process:
                 engine.commit(self, step)
                 if engine.done:
                     return
+            elif kind is ReadEach:
+                answer = None if engine.reading is not None else engine.world.read_each(step)
+            elif kind is DraftChain:
+                if engine.reading is None and self._alone(step.first):
+                    answer = engine.chain_alone(self.cache, step)
             elif kind is DraftLimit:
                 answer = step.longest
             elif kind is Lookup:
@@ -502,6 +570,14 @@ class _Process:
             else:  # Stop
                 for sub in step.tasks:
                     sub.stop()
+
+    def _alone(self, step: Forward) -> bool:
+        """True if nothing else can begin or end before this pass ends."""
+        engine = self.engine
+        return (
+            engine.plain and not (engine.active or engine.env.busy or engine.changed or engine.flushing)
+            and self.place >= 0 and (step.unit is None or step.unit == self.place)
+        )  # fmt: skip
 
     def _adopted(self, value: Any, _: Event) -> None:
         self.advance(value)

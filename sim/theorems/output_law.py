@@ -15,7 +15,19 @@ from typing import Any, NamedTuple
 
 from model.interpret import text_lookup
 from model.interpret.simulated_answers import EARLY_LAYERS
-from model.steps import CacheError, Commit, Continuation, DraftLimit, Features, Forward, Lookup, Read, Steps, visible_positions
+from model.steps import (
+    CacheError,
+    Commit,
+    Continuation,
+    DraftLimit,
+    Features,
+    Forward,
+    Lookup,
+    Read,
+    Steps,
+    declining,
+    visible_positions,
+)
 
 Law = tuple[Fraction, ...]
 """Probability of each token to be the next."""
@@ -291,7 +303,7 @@ def _top_tokens(law: Law, count: int) -> list[int]:
 def _run(steps: Steps, reader: _Reader, prompt: tuple[int, ...], tokens: int) -> list[Commit]:
     commits: list[Commit] = []
     answer: Any = None
-    text = prompt
+    text, steps = prompt, declining(steps)
     while len(text) < len(prompt) + tokens:
         try:
             step = steps.send(answer)

@@ -4,11 +4,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.base import checks
-from model.hardware.interpolation import NONE, Estimate, Surface, parallelograms, residuals
+from model.hardware.interpolation import NONE, PIECE, Estimate, Surface, parallelograms, residuals
 
 AXES = st.lists(st.integers(1, 5000), min_size=1, max_size=5, unique=True)
 TIMES = st.floats(1e-5, 10.0)  # well above the nanosecond that replaces zero
@@ -375,3 +375,20 @@ def test_residuals_and_parallelograms_equal_explicit_loops(seed):
         known = [logs[x, y, m] + logs[i, j, z] - logs[x, y, z] for x, y, z in inside]
         expected = np.median([each for each in known if not np.isnan(each)] or [np.nan])
         assert said[i, j, m] == pytest.approx(expected, nan_ok=True)
+
+
+@given(tables(), st.integers(0, 2**32), st.floats(0.3, 2.7))
+@settings(deadline=None)
+def test_many_whole_coordinates_are_looked_up_as_any_others(table, seed, stretch):
+    points, times = table
+    rng = np.random.default_rng(seed)
+    # More points than a block has, inside and outside the grid, whose contexts need not be whole numbers.
+    at = rng.integers(0, 6000, (2, PIECE + 100))
+    at[:, : len(points)] = points.T
+    bounded = surface(points * [1, stretch], times, bound=lambda width, context: width + context)
+    for grid in (surface(points, times, spread=0.01), bounded):
+        found, one_by_one = grid(*at), grid(*at.astype(np.float64))
+        assert found.seconds.tolist() == one_by_one.seconds.tolist()
+        assert found.error.tolist() == one_by_one.error.tolist()
+        few = slice(0, 50)
+        assert found.seconds[few].tolist() == grid(*at[:, few]).seconds.tolist()

@@ -13,7 +13,7 @@ from model.base.checks import ParameterError
 from model.methods.hierarchical import theory as hierarchical
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
 from model.methods.speculative import theory as speculative
-from model.steps import Commit, Forward, Read
+from model.steps import Commit, Forward, Read, declining
 
 DECK_SMALL = 0.75 / 6.39
 """Times of T5-small and T5-large on English to German in the slides."""
@@ -92,7 +92,7 @@ class Runner:
 
     def run(self, parameters: Parameters, prompt: list[int], tokens: int, stop: int | None = None) -> Text:
         self.text = list(prompt)
-        steps, answer = decode(parameters, prompt, tokens, () if stop is None else (stop,)), None
+        steps, answer = declining(decode(parameters, prompt, tokens, () if stop is None else (stop,))), None
         while True:
             try:
                 step: Any = steps.send(answer)

@@ -16,6 +16,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
+from model.interpret.simulated_answers import Answers
 from model.logs import forced_outcomes
 from model.logs.measured_runs import ROLES, MeasuredRuns
 from model.logs.read_log import ReadLog
@@ -61,7 +62,7 @@ def profiles(wider: float = 0.0, **parts: float) -> dict[str, Profile]:
     return {role: profile(role, wider, **parts) for role in ROLES}
 
 
-class _RecordedWorld:
+class _RecordedWorld(Answers):
     """Simulated answers that are recorded."""
 
     def __init__(self, world: Any) -> None:

@@ -26,7 +26,7 @@ from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
 from model.methods.proposals import Known, Proposals, needs_lossy
 from model.methods.speculative.algorithm import DraftedToken, Model, start, verification_pass
-from model.steps import Commit, Forward, LayerSpan, Read, Step, Steps, ended
+from model.steps import Commit, DraftChain, Forward, LayerSpan, Read, ReadEach, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
 UNSURE, UNLIKELY = 0.5, 1.0
@@ -186,6 +186,12 @@ def write(parameters: Parameters, model: Model, sequence: Sequence[int], length:
     threshold = UNSURE if parameters.fallback_threshold is None else parameters.fallback_threshold
     guesses: list[DraftedToken] = []
     outputs: list[Any] = []
+    if length and parameters.exit_layer is None:  # whose states of all passes are needed
+        words = tuple(sequence[model.rows :])
+        chain = yield DraftChain(Forward(model.role, words, model.rows, model.span, heads=1, unit=model.unit), length, threshold)
+        if chain is not None:
+            model.rows += len(words) + len(chain.tokens) + chain.unsure - 1
+            return Draft([DraftedToken(token, None) for token in chain.tokens], chain.unsure, outputs)
     ahead = list(sequence)
     while len(guesses) < length:
         out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, model.span, heads=1, unit=model.unit)
@@ -219,9 +225,15 @@ def _decide(
     """
     threshold = UNLIKELY if parameters.rollback_threshold is None else parameters.rollback_threshold
     guesses = written.guesses
-    kept = 0
-    while kept < len(guesses):
-        distance = yield Read("distance", out, kept - len(guesses) - 1, token=guesses[kept].token)
+    kept, count = 0, len(guesses)
+    distances: Any = None
+    if count:
+        distances = yield ReadEach("distance", out, -count - 1, count, tuple([guess.token for guess in guesses]))
+    while kept < count:
+        if distances is None:
+            distance = yield Read("distance", out, kept - count - 1, token=guesses[kept].token)
+        else:
+            distance = distances[kept]
         if distance > threshold and (parameters.variant == "paper" or (yield _own(out, kept, guesses)) != guesses[kept].token):
             break
         kept += 1

@@ -61,7 +61,23 @@ from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import BATCHING, CONTINUOUS, STATIC
 from model.methods.proposals import Known, Proposal, Proposals
 from model.outcomes.outcome_laws import Chain
-from model.steps import GREEDY, MASK, SAMPLED, Batch, Commit, DraftLimit, Features, Forward, LayerSpan, Read, Step, Steps, ended
+from model.steps import (
+    GREEDY,
+    MASK,
+    SAMPLED,
+    Batch,
+    Commit,
+    DraftChain,
+    DraftLimit,
+    Features,
+    Forward,
+    LayerSpan,
+    Read,
+    ReadEach,
+    Step,
+    Steps,
+    ended,
+)
 
 MODEL, HEADS, PARALLEL = DRAFTERS = ("model", "heads", "parallel")
 TOKEN, BLOCK = VERIFICATIONS = ("token", "block")
@@ -433,6 +449,12 @@ def draft(model: Model, sequence: Sequence[int], length: int) -> Generator[Step,
     """
     guesses: list[DraftedToken] = []
     words, at = tuple(sequence[model.rows :]), model.rows
+    if length > 1 and not model.sampled:
+        first = Forward(model.role, words, at, model.span, None, 1, model.unit, context_budget=model.context_budget)
+        chain = yield DraftChain(first, length)
+        if chain is not None:
+            model.rows = at + len(words) + length - 1
+            return [DraftedToken(token, None) for token in chain.tokens]
     for _ in range(length):
         out = yield Forward(model.role, words, at, model.span, None, 1, model.unit, context_budget=model.context_budget)
         token = yield Read(SAMPLED if model.sampled else GREEDY, out)
@@ -501,6 +523,14 @@ def accept_or_reject(
     begin = -count - 1 if first is None else first
     if verification == BLOCK:
         return (yield from accept_block(output, guesses, begin))
+    own: Any
+    if not sampled and count:
+        own = yield ReadEach(GREEDY, output, begin, count + 1)
+        if own is not None:
+            kept = 0
+            while kept < count and own[kept] == guesses[kept].token:
+                kept += 1
+            return kept, own[kept]
     for index, guess in enumerate(guesses):
         offset = begin + index
         if not sampled or guess.output is None:

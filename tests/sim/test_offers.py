@@ -1,0 +1,180 @@
+"""Offers save time and nothing else: a decoding is the same, to the last bit, if all of them are declined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
+from model.interpret.simulated_answers import STAYS, UNLIKELY, UNSURE, DraftOutcomes, Lossy, World
+from model.methods.bild import algorithm as bild
+from model.methods.hierarchical import algorithm as hierarchical
+from model.methods.pearl import algorithm as pearl
+from model.methods.speculative import algorithm as speculative
+from model.steps import Commit, DraftChain, DraftedChain, Forward, LayerSpan, Offer, Read, ReadEach, Steps, declining
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from tests.support.position_costs import growing
+from tests.support.tiers import examples
+
+LAYERS, TOKENS = 6, 24
+
+
+@dataclass(frozen=True)
+class SlowReads(UnitCost):
+    """Costs with reads that take time."""
+
+    reads_take_time = True
+
+    def reading(self, step: Read) -> float:
+        return 0.25
+
+
+COSTS: dict[str, StepCosts] = {
+    "uniform": UnitCost(LAYERS, cost_ratio=0.1, medium_cost_ratio=0.3, draft_devices=0.5),
+    "slow reads": SlowReads(LAYERS, cost_ratio=0.1, medium_cost_ratio=0.3),
+    "by position": growing(LAYERS, draft=0.1, medium=0.3, draft_devices=0.5),
+}
+CHOICES: dict[str, tuple[Any, Any]] = {
+    "speculative": (speculative, speculative.Parameters(LAYERS, 4)),
+    "speculative, budget": (speculative, speculative.Parameters(LAYERS, 4, context_budget=3)),
+    "speculative, separate": (speculative, speculative.Parameters(LAYERS, 4, placement="separate")),
+    "speculative, uncut": (speculative, speculative.Parameters(LAYERS, 4, sequences=2, batching="continuous")),
+    "literal": (hierarchical, hierarchical.Parameters(LAYERS, 4, reading="literal")),
+    "bonus": (hierarchical, hierarchical.Parameters(LAYERS, 3, reading="bonus")),
+    "recursive": (hierarchical, hierarchical.Parameters(LAYERS, 4, reading="recursive", inner_draft_length=2)),
+    "pearl": (pearl, pearl.Parameters(LAYERS, 3)),
+    "bild": (bild, bild.Parameters(LAYERS, 5)),
+    "bild as in its code": (bild, bild.Parameters(LAYERS, 5, variant="code")),
+}  # fmt: skip
+DRAWS = st.lists(st.integers(0, 5), min_size=2 * TOKENS, max_size=2 * TOKENS)
+DOUBTS = st.lists(st.integers(0, 3), min_size=TOKENS, max_size=TOKENS)
+
+
+def world(case: str, draws: Sequence[int]) -> World:
+    if case.startswith("bild"):
+        return Lossy(1, LAYERS, [(STAYS, STAYS, STAYS, STAYS, UNSURE, UNLIKELY)[each] for each in draws[:TOKENS]])
+    if CHOICES[case][0] is hierarchical:
+        both = {"medium": DraftOutcomes("target", draws[:TOKENS]), "draft": DraftOutcomes("medium", draws[TOKENS:])}
+        return World(1, LAYERS, drafts=both)
+    return World(1, LAYERS, drafts={"draft": DraftOutcomes("target", draws[:TOKENS])})
+
+
+def decoded(case: str, draws: Sequence[int], cost: StepCosts, declined: bool, **how: Any) -> Run:
+    module, choice = CHOICES[case]
+    steps = module.decode(choice, [0], TOKENS)
+    return simulate(declining(steps) if declined else steps, TOKENS, Cluster(choice.units), cost, world(case, draws), **how)
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("case", CHOICES)
+@given(DRAWS)
+@settings(max_examples=examples(12, 200), deadline=None)
+def test_declined_offers_change_nothing(case: str, cost: str, draws: list[int]) -> None:
+    assert decoded(case, draws, COSTS[cost], declined=False) == decoded(case, draws, COSTS[cost], declined=True)
+
+
+@pytest.mark.parametrize("how", [{"record": True}, {"per_layer": True}])
+@pytest.mark.parametrize("case", ["speculative", "bild", "recursive"])
+def test_declined_offers_change_no_record(case: str, how: dict[str, bool]) -> None:
+    draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
+    one, other = (decoded(case, draws, COSTS["uniform"], declined=declined, **how) for declined in (False, True))
+    assert one == other
+    assert one.intervals or not how.get("record")
+
+
+def driven(steps: Steps, answers: World, tokens: int) -> tuple[list[Any], int]:
+    """Passes and commits of a decoding by one process, and the number of offers that were accepted."""
+    written: list[int] = []
+    answers.written = written
+    seen: list[Any] = []
+    accepted, answer = 0, None
+    while len(written) < tokens:
+        step = steps.send(answer)
+        answer = None
+        if isinstance(step, Offer):
+            answer = answers.chain(step) if isinstance(step, DraftChain) else answers.read_each(step)
+            accepted += answer is not None
+            if isinstance(answer, DraftedChain):
+                first = step.first
+                inputs = [first.tokens, *[(token,) for token in answer.tokens]]
+                seen += inputs[: len(answer.tokens) + answer.unsure]
+        elif isinstance(step, Forward):
+            seen.append(step.tokens)
+            answer = step
+        elif isinstance(step, Read):
+            answer = answers.read(step)
+        elif isinstance(step, Commit):
+            seen.append(step)
+            written += step.tokens
+        else:
+            answer = step.longest  # a draft limit
+    return seen, accepted
+
+
+@pytest.mark.parametrize("case", ["speculative", "literal", "bonus", "recursive", "bild", "bild as in its code"])
+@given(DRAWS)
+@settings(max_examples=examples(25, 500), deadline=None)
+def test_passes_and_commits_do_not_depend_on_offers(case: str, draws: list[int]) -> None:
+    module, choice = CHOICES[case]
+    taken, accepted = driven(module.decode(choice, [0], TOKENS), world(case, draws), TOKENS)
+    refused, none = driven(declining(module.decode(choice, [0], TOKENS)), world(case, draws), TOKENS)
+    assert taken == refused
+    assert accepted > 0 == none
+
+
+@given(DRAWS, st.integers(0, TOKENS - 1), st.integers(1, 6), st.integers(1, 3), DOUBTS)
+def test_a_chain_answers_as_its_reads_do(draws: list[int], start: int, length: int, words: int, doubts: list[int]) -> None:
+    answers = World(1, LAYERS, drafts={"draft": DraftOutcomes("target", draws[:TOKENS])}, doubts=doubts)
+    answers.written = range(1, start + 1)
+    tokens = tuple(range(max(0, start + 1 - words), start + 1))
+    span = LayerSpan(0, 1)
+    first = Forward("draft", tokens, start + 1 - len(tokens), span, heads=1)
+    wrong = first._replace(tokens=(*tokens[:-1], -7))
+    assert answers.chain(DraftChain(wrong, length)) is None
+    for confidence in (None, 0.0, 0.5) if start + length <= TOKENS else (None,):
+        found = answers.chain(DraftChain(first, length, confidence))
+        drafted: list[int] = []
+        out, unsure = first, False
+        while len(drafted) < length:
+            token = answers.read(Read("next", out))
+            assert isinstance(token, int)
+            if confidence is not None and answers.read(Read("confidence", out, token=token)) < confidence:
+                unsure = True
+                break
+            drafted.append(token)
+            out = Forward("draft", (token,), out.at + len(out.tokens), span, heads=1)
+        assert found == DraftedChain(drafted, unsure)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(0, 5))
+def test_reads_together_answer_as_one_by_one(right: list[bool], at: int) -> None:
+    tokens = tuple(position if good else -position - 7 for position, good in enumerate(right, at))
+    out = Forward("target", tokens, at, LayerSpan(0, LAYERS), heads=len(tokens))
+    for answers, kind in ((World(1, LAYERS), "next"), (Lossy(1, LAYERS, [STAYS] * 20), "distance")):
+        for first in range(-len(tokens), 0):
+            after = tuple(out.at + len(tokens) + first + index + (index % 2) for index in range(-first))
+            each = ReadEach(kind, out, first, -first, after)  # type: ignore[arg-type]
+            alone = [answers.read(Read(kind, out, first + index, token=after[index])) for index in range(-first)]  # type: ignore[arg-type]
+            assert answers.read_each(each) == alone
+
+
+def test_other_answers_decline() -> None:
+    class Other(World):
+        def read(self, step: Read) -> Any:
+            return super().read(step)
+
+    first = Forward("draft", (0,), 0, LayerSpan(0, 1), heads=1)
+    whole = Forward("target", (0,), 0, LayerSpan(0, LAYERS), heads=1)
+    outcomes = {"draft": DraftOutcomes("target", [1])}
+    assert World(1, LAYERS, drafts=outcomes).chain(DraftChain(first, 1)) == DraftedChain([1])
+    assert Other(1, LAYERS, drafts=outcomes).chain(DraftChain(first, 1)) is None
+    assert World(1, LAYERS).read_each(ReadEach("next", whole, -1, 1)) == [1]
+    assert Other(1, LAYERS).read_each(ReadEach("next", whole, -1, 1)) is None
+    assert World(1, LAYERS).read_each(ReadEach("next", whole._replace(layers=LayerSpan(0, 2)), -1, 1)) is None
