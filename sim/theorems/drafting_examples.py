@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model.interpret.account import Totals, Work
 from model.methods.draft_model import PLACEMENTS
 from model.methods.rounds import ReplayRounds, Rounds, Tally
 from model.methods.speculative import algorithm as speculative
@@ -25,7 +26,7 @@ from sim.engine.events import Run
 from sim.theorems import pipelined_examples
 from sim.theorems.output_law import Model, TextLaw, law_of_model, law_of_text
 from sim.theorems.pipelined_examples import amounts, bits, chances, cost, laws, parameters_of, paths, play, rates, size, survivors
-from sim.theorems.theorem import Example, drawn, st
+from sim.theorems.theorem import Example, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -56,6 +57,18 @@ def rounds(run: Any) -> int:
 def drafted(run: Any) -> int:
     """Return the drafted tokens of a run, or of counted work."""
     return sum(count * times for (_, count), times in run.rounds.items())
+
+
+def equal_work(expected: Work, chances: Sequence[float], runs: Sequence[Run], within: float) -> None:
+    """Require that a closed form has the mean totals of the passes of these runs."""
+    counted = [run.account.totals().by_model for run in runs]
+    equal("models", [*expected.by_model], [role for role in ("target", "draft") if any(role in each for each in counted)])
+    for role, totals in expected.by_model.items():
+        for name, value in totals._asdict().items():
+            mean = math.fsum(
+                chance * getattr(each.get(role, Totals()), name) for chance, each in zip(chances, counted, strict=True)
+            )
+            equal(f"{name} of the {role}", float(value), mean, within)
 
 
 def accepted(run: Any) -> int:

@@ -29,6 +29,7 @@ from sim.theorems.drafting_examples import (
     PROMPT,
     drafted,
     drafting,
+    equal_work,
     models,
     pairs,
     repeated_outcomes,
@@ -88,8 +89,8 @@ def _possible(x: Example) -> Example:
     return kept | {"draft_length": length, "min_waiting": min(x["min_waiting"], length - 1)}
 
 
-def _all_outcomes() -> SearchStrategy[Example]:
-    known = short_decodings(6, 4, costs="whole", law="any").filter(lambda x: "survival" not in x["law"])
+def _all_outcomes(costs: str = "whole") -> SearchStrategy[Example]:
+    known = short_decodings(6, 4, costs=costs, law="any").filter(lambda x: "survival" not in x["law"])
     more = st.fixed_dictionaries({"draft_stop": _stops(), "min_waiting": integers(0, 2)})
     return st.builds(lambda x, given: _possible({**x, **given}), known, more).filter(_has_formula)
 
@@ -125,9 +126,7 @@ def right_text(x: Example) -> None:
 @theorem("22a", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="renewal at rejections", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    outcomes = paths(x["tokens"] - 1)
-    mass = chances(law(x["law"]), outcomes).tolist()
-    runs = [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    mass, runs = _all_decodings(x)
     prediction = amusd.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -141,6 +140,21 @@ def moments_over_all_outcomes(x: Example) -> None:
     for what, value, of in (("rounds", prediction.rounds, rounds), ("drafted tokens", prediction.drafted, drafted)):
         assert value is not None
         equal(what, float(value), mean([of(run) for run in runs]), CLOSE)
+
+
+@theorem("22o", "The formula gives the mean work of both models: passes, tokens, and positions attended to and read, with what is"
+         " made in vain.", source="renewal at rejections", given=_all_outcomes)
+def work_over_all_outcomes(x: Example) -> None:
+    work = amusd.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
+    assert work is not None
+    equal_work(work.at(0), *_all_decodings(x), CLOSE)
+
+
+def _all_decodings(x: Example) -> tuple[list[float], list[Run]]:
+    """Return the probabilities of all outcomes, and the decodings that have them."""
+    outcomes = paths(x["tokens"] - 1)
+    mass: list[float] = chances(law(x["law"]), outcomes).tolist()
+    return mass, [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
 
 
 @theorem("22b", "In the long run each token takes 1 / `speedup` passes of the target.",

@@ -25,6 +25,7 @@ from sim.theorems.drafting_examples import (
     PROMPT,
     drafted,
     drafting,
+    equal_work,
     models,
     pairs,
     repeated_outcomes,
@@ -124,6 +125,13 @@ def _all_outcomes() -> SearchStrategy[Example]:
     return st.builds(lambda x, verifiers: {**x, "verifiers": verifiers}, known, integers(1, 4))
 
 
+def _untied(x: Example) -> Example:
+    """Make draft passes and links longer by amounts with which no sum of them is that of passes of the target."""
+    given = dict(x["cost"])
+    given |= {name: given[name] * longer for name, longer in (("cost_ratio", 1.00731), ("link", 1.00297)) if name in given}
+    return {**x, "cost": given}
+
+
 def _pipelines() -> SearchStrategy[Example]:
     """Draw outcomes of both methods, and an exit layer."""
     def with_exit(layers: int) -> SearchStrategy[Example]:
@@ -188,9 +196,7 @@ def mean_speculation(x: Example) -> None:
 @theorem("20c", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="a chain over restarts", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    outcomes = paths(x["tokens"] - 1)
-    mass = chances(law(x["law"]), outcomes).tolist()
-    runs = [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    mass, runs = _all_decodings(x)
     prediction = dsi.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -204,6 +210,21 @@ def moments_over_all_outcomes(x: Example) -> None:
     for what, value, of in (("rounds", prediction.rounds, rounds), ("drafted tokens", prediction.drafted, drafted)):
         assert value is not None
         equal(what, float(value), mean([of(run) for run in runs]), CLOSE)
+
+
+@theorem("20e", "The formula gives the mean work of both models: passes, tokens, and positions attended to and read, with what is"
+         " made in vain.", source="a chain over restarts", given=lambda: _all_outcomes().map(_untied))
+def work_over_all_outcomes(x: Example) -> None:
+    work = dsi.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
+    assert work is not None
+    equal_work(work.at(0), *_all_decodings(x), CLOSE)
+
+
+def _all_decodings(x: Example) -> tuple[list[float], list[Run]]:
+    """Return the probabilities of all outcomes, and the decodings that have them."""
+    outcomes = paths(x["tokens"] - 1)
+    mass: list[float] = chances(law(x["law"]), outcomes).tolist()
+    return mass, [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
 
 
 @theorem("20d", "At lookahead 1, with enough replicas and free links, DSI takes as long on every path as Predictive Pipelined"

@@ -26,6 +26,7 @@ from sim.theorems.drafting_examples import (
     PROMPT,
     drafted,
     drafting,
+    equal_work,
     models,
     pairs,
     repeated_outcomes,
@@ -81,8 +82,8 @@ def _wide() -> SearchStrategy[Example]:
     return _decodings(at=integers(0, 39), cost=slow)
 
 
-def _all_outcomes() -> SearchStrategy[Example]:
-    known = short_decodings(6, 3, costs="tenths", law="any").filter(lambda x: "survival" not in x["law"]).map(_drafting_some)
+def _all_outcomes(costs: str = "tenths") -> SearchStrategy[Example]:
+    known = short_decodings(6, 3, costs=costs, law="any").filter(lambda x: "survival" not in x["law"]).map(_drafting_some)
     return st.builds(lambda x, stop: {**x, "draft_stop": stop}, known, _stops())
 
 
@@ -153,9 +154,7 @@ def pearl_beats_speculative(x: Example) -> None:
 @theorem("20d", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="a chain over positions and both phases", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    outcomes = paths(x["tokens"] - 1)
-    mass = chances(law(x["law"]), outcomes).tolist()
-    runs = [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    mass, runs = _all_decodings(x)
     prediction = pearl.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -169,6 +168,21 @@ def moments_over_all_outcomes(x: Example) -> None:
     for what, value, of in (("rounds", prediction.rounds, rounds), ("drafted tokens", prediction.drafted, drafted)):
         assert value is not None
         equal(what, float(value), mean([of(run) for run in runs]), CLOSE)
+
+
+@theorem("20k", "The formula gives the mean work of both models: passes, tokens, and positions attended to and read, with what is"
+         " made in vain.", source="a chain over positions and both phases", given=lambda: _all_outcomes("whole"))
+def work_over_all_outcomes(x: Example) -> None:
+    work = pearl.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
+    assert work is not None
+    equal_work(work.at(0), *_all_decodings(x), CLOSE)
+
+
+def _all_decodings(x: Example) -> tuple[list[float], list[Run]]:
+    """Return the probabilities of all outcomes, and the decodings that have them."""
+    outcomes = paths(x["tokens"] - 1)
+    mass: list[float] = chances(law(x["law"]), outcomes).tolist()
+    return mass, [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
 
 
 @theorem("20e", "With E mean tokens per round in the long run, the mean rounds of l tokens times E are between l and"
