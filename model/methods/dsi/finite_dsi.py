@@ -120,6 +120,9 @@ class _Passes(NamedTuple):
     """Time of the rejection that the pass finds, by its place; shape (passes, starts, 2)."""
     drafts: Floats
     """Time of 0, 1, ... draft passes from each start on; shape (starts, tokens + 1)."""
+    draft_first: NDArray[np.bool_]
+    """True where a draft pass ends exactly when the result of the deciding pass arrives, and began before that was sent: the next
+    one then begins before the rejection. Shape of `time`."""
 
     @property
     def drafted(self) -> Floats:
@@ -142,10 +145,12 @@ class _Passes(NamedTuple):
     def begun_drafts(self) -> Counts:
         """Draft passes that have begun when a speculation ends; shape of `time`.
 
-        One that would begin exactly at the rejection is not counted: its process is stopped before it begins.
+        One that would begin exactly at the rejection is not counted, as its process is stopped before it begins, except after
+        `draft_first`.
         """
         tokens = self.exists.shape[1]
-        return np.stack([_begun(self.drafts[s, : tokens - 1 - s], self.time[:, s]) for s in range(tokens)], axis=1)
+        before = np.stack([_begun(self.drafts[s, : tokens - 1 - s], self.time[:, s]) for s in range(tokens)], axis=1)
+        return np.asarray(np.minimum(before + self.draft_first, (tokens - 1 - np.arange(tokens))[:, None]))
 
 
 def _passes(lookahead: int, verifiers: int, tokens: int, cost: StepCosts) -> _Passes:
@@ -163,20 +168,35 @@ def _passes(lookahead: int, verifiers: int, tokens: int, cost: StepCosts) -> _Pa
     heads = np.where(number > 0, last - np.roll(last, 1, axis=0), 1)
     work = np.where(exists, _pass_times(cost, np.where(exists, wide, 1), np.where(exists, heads, 1), start + first), 0.0)
     drafted, following = drafts[start, last], drafts[start, np.minimum(last + 1, limit)]
-    sent, decided, processed = np.zeros((3, count, tokens))
+    sent, decided, processed, returned = np.zeros((4, count, tokens))
     for index in range(count):
         sent[index] = drafted[index] if index < verifiers else np.maximum(drafted[index], processed[index - verifiers])
-        decided[index] = sent[index] + link + work[index] + link
+        decided[index] = returned[index] = sent[index] + link + work[index] + link
         if index:
             np.maximum(decided[index], processed[index - 1], out=decided[index])
         processed[index] = np.maximum(decided[index], following[index])
     time = np.stack([decided, processed], axis=2)  # shape (passes, starts, place)
-    return _Passes(exists, first, wide, heads, work, np.where(exists, sent, np.inf), time, drafts)
+    last_draft = np.stack([_ending_at(drafts[s, : limit[s] + 1], time[:, s]) for s in range(tokens)], axis=1)
+    arrives_then = returned[:, :, None] >= time * (1 - _ROUNDING)
+    draft_first = arrives_then & (last_draft > link * (1 + _ROUNDING)) & (link > 0)
+    return _Passes(exists, first, wide, heads, work, np.where(exists, sent, np.inf), time, drafts, draft_first)
 
 
 def _begun(begins: Floats, time: Floats) -> Counts:
     """Number of draft passes that begin before each time."""
     return np.searchsorted(begins, time * (1 - _ROUNDING), side="left")
+
+
+def _ending_at(ends: Floats, time: Floats) -> Floats:
+    """Time that the draft pass takes which ends at each time; 0 where none does.
+
+    >>> _ending_at(np.array([0.0, 2.0, 4.0]), np.array([1.0, 4.0, 5.0])).tolist()
+    [0.0, 2.0, 0.0]
+    """
+    if len(ends) == 1:
+        return np.zeros(time.shape)
+    index = np.clip(np.searchsorted(ends, time * (1 - _ROUNDING), side="left"), 1, len(ends) - 1)
+    return np.where(np.abs(ends[index] - time) <= _ROUNDING * time, ends[index] - ends[index - 1], 0.0)
 
 
 def _pass_times(cost: StepCosts, wide: Counts, heads: Counts, at: Counts) -> Floats:

@@ -86,9 +86,8 @@ def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: S
     """Mean work of the passes of both models under each law, shape (laws,): `model.methods.dsi.finite_dsi.work_of_chains`.
 
     It depends on the times of passes and links, which decide how many passes are in flight, and how many tokens are drafted, when a
-    rejection stops them. It is exact for any number of replicas and any link time, as `predict` is, but for one draft pass per
-    rejection if that is decided at the very time when another pass ends by coincidence: the simulator then goes by the order of
-    events, and here the next draft pass does not begin.
+    rejection stops them. It is exact for any number of replicas and any link time, as `predict` is. Passes that begin exactly at a
+    rejection are counted as the simulator counts them, except where two unrelated passes of equal duration end at that time.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
