@@ -33,6 +33,7 @@ from sim.theorems.drafting_examples import (
     short_decodings,
     stop_tokens,
     target_law,
+    untied,
 )
 from sim.theorems.of_methods.pearl import in_turn
 from sim.theorems.output_law import distance, greedy_text, law_of_text
@@ -125,13 +126,6 @@ def _all_outcomes() -> SearchStrategy[Example]:
     return st.builds(lambda x, verifiers: {**x, "verifiers": verifiers}, known, integers(1, 4))
 
 
-def _untied(x: Example) -> Example:
-    """Make draft passes and links longer by amounts with which no sum of them is that of passes of the target."""
-    given = dict(x["cost"])
-    given |= {name: given[name] * longer for name, longer in (("cost_ratio", 1.00731), ("link", 1.00297)) if name in given}
-    return {**x, "cost": given}
-
-
 def _pipelines() -> SearchStrategy[Example]:
     """Draw outcomes of both methods, and an exit layer."""
     def with_exit(layers: int) -> SearchStrategy[Example]:
@@ -213,7 +207,7 @@ def moments_over_all_outcomes(x: Example) -> None:
 
 
 @theorem("20e", "The formula gives the mean work of both models: passes, tokens, and positions attended to and read, with what is"
-         " made in vain.", source="a chain over restarts", given=lambda: _all_outcomes().map(_untied))
+         " made in vain.", source="a chain over restarts", given=lambda: _all_outcomes().map(untied))
 def work_over_all_outcomes(x: Example) -> None:
     work = dsi.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
     assert work is not None

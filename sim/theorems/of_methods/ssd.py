@@ -20,12 +20,12 @@ from model.methods.ssd import paths as sampler
 from model.methods.ssd import theory as ssd
 from model.outcomes.position_ranks import PositionRankRates
 from model.outcomes.random_streams import BLOCK
-from model.steps import CacheError, Fork, Forward, Join, Read, Step, Steps, Stop
+from model.steps import CacheError, Fork, Forward, Join, Read, Step, Steps, Stop, visible_positions
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import PROMPT, drafted, drafting, equal_work, models, pairs, rounds, stop_tokens, target_law
-from sim.theorems.output_law import distance, greedy_text, law_of_text
+from sim.theorems.output_law import Output, distance, greedy_text, law_of_text
 from sim.theorems.pipelined_examples import CLOSE, cost, integers, rounding, size
 from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
@@ -483,7 +483,7 @@ def in_turn(steps: Steps, rows: _ReadTokens | None = None) -> Generator[Step, An
     """Run each sub-process to its end where it is forked, with the cache rows that it starts with.
 
     Passes read all tokens from the start, and the sequences of a batch are read one by one, so that the text does not depend on
-    concurrency.
+    concurrency. What a model predicts from is what its pass reads within its context budget.
     """
     rows = _ReadTokens({}) if rows is None else rows
     answer: Any = None
@@ -507,13 +507,20 @@ def in_turn(steps: Steps, rows: _ReadTokens | None = None) -> Generator[Step, An
                 for index, number in enumerate(step.batch.sequences):
                     part = step.part(index)
                     text = rows.after((step.role, number), step.role, part)
-                    answer.append((yield part._replace(tokens=text, at=0)))
+                    answer.append(_within(part, (yield part._replace(tokens=text, at=0, context_budget=None))))
             case Forward():
-                answer = yield step._replace(tokens=rows.after(step.role, step.role, step), at=0)
+                text = rows.after(step.role, step.role, step)
+                answer = _within(step, (yield step._replace(tokens=text, at=0, context_budget=None)))
             case Read():
                 answer = yield _of_sequence(step)
             case _:
                 answer = yield step
+
+
+def _within(step: Forward, out: Output) -> Output:
+    """Output of a pass over all tokens from the start, as of one that reads only the positions of its budget before its tokens."""
+    first, latest = visible_positions(step.at, step.context_budget)
+    return out._replace(texts=tuple([(*text[: first.stop], *text[latest.start :]) for text in out.texts]))
 
 
 def _of_sequence(step: Read) -> Read:
