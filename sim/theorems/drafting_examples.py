@@ -25,7 +25,20 @@ from sim.engine.cluster import LINKS, STOPS
 from sim.engine.events import Run
 from sim.theorems import pipelined_examples
 from sim.theorems.output_law import Model, TextLaw, law_of_model, law_of_text
-from sim.theorems.pipelined_examples import amounts, bits, chances, cost, laws, parameters_of, paths, play, rates, size, survivors
+from sim.theorems.pipelined_examples import (
+    amounts,
+    bits,
+    chances,
+    cost,
+    law,
+    laws,
+    parameters_of,
+    paths,
+    play,
+    rates,
+    size,
+    survivors,
+)
 from sim.theorems.theorem import Example, drawn, equal, st
 
 if TYPE_CHECKING:
@@ -67,6 +80,13 @@ def untied(x: Example) -> Example:
     given = dict(x["cost"])
     given |= {name: given[name] * longer for name, longer in (("cost_ratio", 1.00731), ("link", 1.00297)) if name in given}
     return {**x, "cost": given}
+
+
+def all_decodings(x: Example, play: Callable[[Example], Run]) -> tuple[list[float], list[Run]]:
+    """Return the probabilities of all outcomes under the law of an example, and the decodings that have them."""
+    outcomes = paths(x["tokens"] - 1)
+    mass: list[float] = chances(law(x["law"]), outcomes).tolist()
+    return mass, [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
 
 
 def equal_work(expected: Work, chances: Sequence[float], runs: Sequence[Run], within: float) -> None:

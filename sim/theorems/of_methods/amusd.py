@@ -27,6 +27,7 @@ from sim.engine.cluster import STOPS, Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import (
     PROMPT,
+    all_decodings,
     drafted,
     drafting,
     equal_work,
@@ -39,7 +40,7 @@ from sim.theorems.drafting_examples import (
     target_law,
 )
 from sim.theorems.output_law import distance, greedy_text, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, cost, integers, law, paths, rounding, size, survivors
+from sim.theorems.pipelined_examples import CLOSE, cost, integers, law, rounding, size, survivors
 from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def _possible(x: Example) -> Example:
     return kept | {"draft_length": length, "min_waiting": min(x["min_waiting"], length - 1)}
 
 
-def _all_outcomes(costs: str = "whole") -> SearchStrategy[Example]:
-    known = short_decodings(6, 4, costs=costs, law="any").filter(lambda x: "survival" not in x["law"])
+def _all_outcomes() -> SearchStrategy[Example]:
+    known = short_decodings(6, 4, costs="whole", law="any").filter(lambda x: "survival" not in x["law"])
     more = st.fixed_dictionaries({"draft_stop": _stops(), "min_waiting": integers(0, 2)})
     return st.builds(lambda x, given: _possible({**x, **given}), known, more).filter(_has_formula)
 
@@ -126,7 +127,7 @@ def right_text(x: Example) -> None:
 @theorem("22a", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="renewal at rejections", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    mass, runs = _all_decodings(x)
+    mass, runs = all_decodings(x, play)
     prediction = amusd.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -147,14 +148,7 @@ def moments_over_all_outcomes(x: Example) -> None:
 def work_over_all_outcomes(x: Example) -> None:
     work = amusd.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
     assert work is not None
-    equal_work(work.at(0), *_all_decodings(x), CLOSE)
-
-
-def _all_decodings(x: Example) -> tuple[list[float], list[Run]]:
-    """Return the probabilities of all outcomes, and the decodings that have them."""
-    outcomes = paths(x["tokens"] - 1)
-    mass: list[float] = chances(law(x["law"]), outcomes).tolist()
-    return mass, [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    equal_work(work.at(0), *all_decodings(x, play), CLOSE)
 
 
 @theorem("22b", "In the long run each token takes 1 / `speedup` passes of the target.",

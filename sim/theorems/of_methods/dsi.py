@@ -23,6 +23,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import (
     PROMPT,
+    all_decodings,
     drafted,
     drafting,
     equal_work,
@@ -37,7 +38,7 @@ from sim.theorems.drafting_examples import (
 )
 from sim.theorems.of_methods.pearl import in_turn
 from sim.theorems.output_law import distance, greedy_text, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, cost, integers, law, paths, rounding, size, survivors
+from sim.theorems.pipelined_examples import CLOSE, cost, integers, law, rounding, size, survivors
 from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def mean_speculation(x: Example) -> None:
 @theorem("20c", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="a chain over restarts", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    mass, runs = _all_decodings(x)
+    mass, runs = all_decodings(x, play)
     prediction = dsi.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -211,14 +212,7 @@ def moments_over_all_outcomes(x: Example) -> None:
 def work_over_all_outcomes(x: Example) -> None:
     work = dsi.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
     assert work is not None
-    equal_work(work.at(0), *_all_decodings(x), CLOSE)
-
-
-def _all_decodings(x: Example) -> tuple[list[float], list[Run]]:
-    """Return the probabilities of all outcomes, and the decodings that have them."""
-    outcomes = paths(x["tokens"] - 1)
-    mass: list[float] = chances(law(x["law"]), outcomes).tolist()
-    return mass, [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    equal_work(work.at(0), *all_decodings(x, play), CLOSE)
 
 
 @theorem("20d", "At lookahead 1, with enough replicas and free links, DSI takes as long on every path as Predictive Pipelined"

@@ -24,6 +24,7 @@ from sim.engine.cluster import STOPS, Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import (
     PROMPT,
+    all_decodings,
     drafted,
     drafting,
     equal_work,
@@ -37,7 +38,7 @@ from sim.theorems.drafting_examples import (
     untied,
 )
 from sim.theorems.output_law import distance, greedy_text, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, cost, integers, law, paths, rates, rounding, size, survivors
+from sim.theorems.pipelined_examples import CLOSE, cost, integers, law, rates, rounding, size, survivors
 from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _lengths() -> SearchStrategy[Example]:
 
 
 def _decodings(costs: str = "plain", *, cluster: bool = False, **fields: Any) -> SearchStrategy[Example]:
-    return drafting(9, 4, costs="tenths", cluster=cluster, **({"draft_stop": _stops()} | fields)).map(_drafting_some)
+    return drafting(9, 4, costs=costs, cluster=cluster, **({"draft_stop": _stops()} | fields)).map(_drafting_some)
 
 
 def _stops() -> SearchStrategy[str]:
@@ -155,7 +156,7 @@ def pearl_beats_speculative(x: Example) -> None:
 @theorem("20d", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="a chain over positions and both phases", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    mass, runs = _all_decodings(x)
+    mass, runs = all_decodings(x, play)
     prediction = pearl.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -176,14 +177,7 @@ def moments_over_all_outcomes(x: Example) -> None:
 def work_over_all_outcomes(x: Example) -> None:
     work = pearl.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
     assert work is not None
-    equal_work(work.at(0), *_all_decodings(x), CLOSE)
-
-
-def _all_decodings(x: Example) -> tuple[list[float], list[Run]]:
-    """Return the probabilities of all outcomes, and the decodings that have them."""
-    outcomes = paths(x["tokens"] - 1)
-    mass: list[float] = chances(law(x["law"]), outcomes).tolist()
-    return mass, [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    equal_work(work.at(0), *all_decodings(x, play), CLOSE)
 
 
 @theorem("20e", "With E mean tokens per round in the long run, the mean rounds of l tokens times E are between l and"
