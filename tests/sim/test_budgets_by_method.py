@@ -72,7 +72,7 @@ def test_models_of_theorems_see_what_a_pass_with_a_budget_reads(method: str) -> 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, None])
 def test_theorems_limit_every_pass_of_ssd(budget: int | None) -> None:
-    """The draft's distribution depends on how many positions its pass reads: the budgets have different texts of the draft."""
+    """The draft's distribution depends on how many positions its pass reads: the budgets have different drafts."""
     lengths: set[int] = set()
 
     def draft(text: tuple[int, ...]) -> tuple[Fraction, ...]:

@@ -104,7 +104,7 @@ def speculation_tables(lookahead: int, verifiers: int, tokens: int, cost: StepCo
     return SpeculationTables(lookahead, by_start[0], by_start[1], by_start[2], verified.T)
 
 
-class _Passes(NamedTuple):
+class _SpeculationPasses(NamedTuple):
     """Passes of speculations that nothing ends, by number and start; shape (passes, starts) unless stated otherwise."""
 
     exists: NDArray[np.bool_]
@@ -153,7 +153,7 @@ class _Passes(NamedTuple):
         return np.asarray(np.minimum(before + self.draft_first, (tokens - 1 - np.arange(tokens))[:, None]))
 
 
-def _passes(lookahead: int, verifiers: int, tokens: int, cost: StepCosts) -> _Passes:
+def _passes(lookahead: int, verifiers: int, tokens: int, cost: StepCosts) -> _SpeculationPasses:
     """Times of the passes of speculations that nothing ends."""
     start = np.arange(tokens)
     limit = tokens - 1 - start  # drafted tokens of a speculation that nothing ends
@@ -179,7 +179,7 @@ def _passes(lookahead: int, verifiers: int, tokens: int, cost: StepCosts) -> _Pa
     last_draft = np.stack([_ending_at(drafts[s, : limit[s] + 1], time[:, s]) for s in range(tokens)], axis=1)
     arrives_then = returned[:, :, None] >= time * (1 - _ROUNDING)
     draft_first = arrives_then & (last_draft > link * (1 + _ROUNDING)) & (link > 0)
-    return _Passes(exists, first, wide, heads, work, np.where(exists, sent, np.inf), time, drafts, draft_first)
+    return _SpeculationPasses(exists, first, wide, heads, work, np.where(exists, sent, np.inf), time, drafts, draft_first)
 
 
 def _begun(begins: Floats, time: Floats) -> Counts:
