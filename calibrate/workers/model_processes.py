@@ -259,11 +259,29 @@ def started(
         if replica.device != "cpu":
             wanted = f"device of the {role} model must be 'cpu' over processes with a model each"
             raise ParameterError(f"{wanted}, got {replica.device!r}")
+    _check_count(replicas, copies or {})
     models = ModelProcesses(replicas, pin=pin, patience=patience, copies=copies)
     try:
         yield models
     finally:
         models.close()
+
+
+PER_CORE = 4
+"""Most processes for each core: each has a copy of its model, and those that share a core take turns."""
+
+
+def _check_count(replicas: Mapping[str, Replica], copies: Mapping[str, int]) -> None:
+    """Raise ParameterError for more processes than the cores of this machine can run."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    counts = {role: copies.get(role, 1) for role in replicas}
+    total, most = sum(counts.values()), PER_CORE * cores
+    if total > most:
+        of = " and ".join(f"{count} of the {role} model" for role, count in counts.items())
+        raise ParameterError(
+            f"processes must be at most {most}, {PER_CORE} for each of {cores} cores, got {total}: {of}; use fewer replicas, or"
+            " decode in one process"
+        )
 
 
 class OverModels(Real):

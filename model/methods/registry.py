@@ -19,6 +19,7 @@ from typing import Any
 
 from model.base import checks
 from model.base.checks import ParameterError
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Work
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
@@ -137,6 +138,8 @@ class Method:
     """Expected work of the passes: (parameters, tokens, law); None: not known for these parameters."""
     work_of_laws: Callable[..., Work | None] | None = None
     """`work` under several laws at once, as arrays: (parameters, tokens, laws)."""
+    timed_work: Callable[..., Work | None] | None = None
+    """Expected work under several laws, as arrays, where it depends on times: (parameters, tokens, laws, cost)."""
     operations: Callable[..., float] | None = None
     """Arithmetic of a run, in units of one token in the target: (parameters, cost, rounds, account)."""
     slowest: Callable[..., tuple[float, float]] | None = None
@@ -155,14 +158,34 @@ class Method:
     steady_state: Callable[..., Any] | None = None
     """Time per token in the long run: (parameters, laws, `SteadyPrices`), shape (laws, cells) [s]."""
 
+    @property
+    def has_work(self) -> bool:
+        """True if the expected work is known for some parameters."""
+        return self.work is not None or self.timed_work is not None
+
+    def expected_work(self, parameters: Any, tokens: int, law: Any, cost: StepCosts) -> Work | None:
+        """Expected work of the passes under a law, at these costs if it depends on times; None: not known."""
+        found = None if self.work is None else self.work(parameters, tokens, law)
+        if found is None and self.timed_work is not None:
+            found = self.timed_work(parameters, tokens, [law], cost)
+            found = None if found is None else found.at(0)
+        return found
+
+    def work_of_all(self, parameters: Any, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work | None:
+        """`expected_work` under several laws, as arrays; None: not known, or not for all of them at once."""
+        found = None if self.work_of_laws is None else self.work_of_laws(parameters, tokens, laws)
+        if found is None and self.timed_work is not None:
+            found = self.timed_work(parameters, tokens, laws, cost)
+        return found
+
     def predict_points(self, points: PredictionPoints[Any]) -> Prediction:
         """Expectations at many points; arrays with one value per point."""
         return predict_separately(self.predict, points) if self.predict_together is None else self.predict_together(points)
 
 
 OPTIONAL = (
-    "work", "work_of_laws", "operations", "slowest", "distribution", "straggler_loss", "paper_formula", "claim_bound",
-    "claim_formula", "steady_state",
+    "work", "work_of_laws", "timed_work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula",
+    "claim_bound", "claim_formula", "steady_state",
 )  # fmt: skip
 
 

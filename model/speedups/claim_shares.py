@@ -41,6 +41,8 @@ class Setting:
         Running sequences, and cached positions of each.
     draft_length, draft_passes
         Drafted tokens per step (K), and passes of the draft, of which at most K count; None: one per drafted token.
+    draft_context_budget
+        Largest number of cached positions of each sequence that a pass of the draft reads; None: all.
     acceptance
         Conditional acceptance rates by draft position; the last one also holds for later positions.
     """
@@ -57,6 +59,7 @@ class Setting:
     batch: float = 1.0
     context: float = float(USUAL_CONTEXT)
     draft_passes: int | None = None
+    draft_context_budget: int | None = None
 
     def __post_init__(self) -> None:
         checks.one_of("engine", self.engine, engine_priors.ENGINES)
@@ -76,7 +79,7 @@ class Setting:
         """Source of the kernels' seconds."""
         return KernelSource(
             model=self.model, gpu=self.gpu, tensor_parallel=self.tensor_parallel, dtype=self.dtype, draft=self.draft,
-            weights=self.weights,
+            weights=self.weights, draft_context_budget=self.draft_context_budget,
         )
 
     @property
@@ -92,9 +95,8 @@ class Setting:
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": ("model", "dtype", "weights"), "GPU": ("gpu",), "tensor parallel": ("tensor_parallel",),
-    "draft": ("draft", "draft_passes"), "draft length": ("draft_length",), "acceptance": ("acceptance",), "batch": ("batch",),
-    "context": ("context",),
-    "engine": ("engine",),
+    "draft": ("draft", "draft_passes", "draft_context_budget"), "draft length": ("draft_length",), "acceptance": ("acceptance",),
+    "batch": ("batch",), "context": ("context",), "engine": ("engine",),
 }  # fmt: skip
 """Settings whose difference has a share, by name, and the fields that they consist of."""
 REST = "rest"
@@ -212,6 +214,8 @@ def _said(side: Setting, of: Sequence[str]) -> str:
         passes = values["draft_passes"]
         values["draft"] = values["draft"] or ("not named" if passes is not None else "not named, a pass per token")
         values["draft_passes"] = None if passes is None else f"{passes} pass{'' if passes == 1 else 'es'} a step"
+    if values.get("draft_context_budget") is not None:
+        values["draft_context_budget"] = f"{values['draft_context_budget']:,} positions read"
     shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values.values() if value is not None]
     return ", ".join(shown) or "-"
 

@@ -16,8 +16,10 @@ from model.base.checks import ParameterError
 from model.engines import engine_priors, step_law
 from model.engines.kernel_times import USUAL_CONTEXT
 from model.engines.step_law import StepLaw
+from model.hardware import devices
 from model.logs.acceptance_record import AcceptanceRecord
-from model.speedups import claim_shares, explanation
+from model.speedups import budget_effect, claim_shares, explanation
+from model.speedups.budget_effect import BudgetOfStep
 from model.speedups.claim_shares import Setting, Share
 from model.speedups.explanation import MeasuredSpeedup, StepTerm, TermsOfSpeedup
 from sim.advice import explanation_text, law_agreement, situation, speedup_inputs
@@ -56,6 +58,8 @@ class Explanation:
         Inputs with their sources.
     notes
         Remarks, such as terms that these inputs do not tell apart.
+    budget
+        What the context budget of the drafts changes; None: they read the whole context.
     """
 
     terms: TermsOfSpeedup
@@ -66,6 +70,7 @@ class Explanation:
     claimed_speedup: float | None
     rests_on: tuple[Evidence, ...]
     notes: tuple[str, ...]
+    budget: BudgetOfStep | None = None
 
     @property
     def table(self) -> pl.DataFrame:
@@ -102,6 +107,7 @@ class Explanation:
             "terms": [_row(term) for term in self.terms.terms], "not_told_apart": [list(group) for group in self.terms.indistinct],
             "speedup_by_draft_length": [{"draft_length": length, "speedup": value} for length, value in self.by_length],
             "claimed_speedup": self.claimed_speedup, "shares": [_share_row(share) for share in self.shares],
+            "draft_context_budget": None if self.budget is None else self.budget.document(),
             "rests_on": [vars(each) for each in self.rests_on], "notes": list(self.notes),
         }  # fmt: skip
 
@@ -168,7 +174,7 @@ def explain(
     log: str | Path | Sequence[str | Path] = (), *, plain_tpot: float | str | None = None, tpot: float | str | None = None,
     model: str | None = None, gpu: str | None = None, tensor_parallel: int | None = None, dtype: str | None = None,
     weights: str | None = None, draft: str | None = None, draft_length: int | None = None, draft_passes: int | None = None,
-    mean_acceptance_length: float | None = None, acceptance: float | None = None,
+    draft_context_budget: int | None = None, mean_acceptance_length: float | None = None, acceptance: float | None = None,
     batch: float | None = None, context: float | None = None,
     engine: str | None = None, engine_law: str | Path | None = None, static_tokens: int | None = None,
     claim: str | Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[str], None] = lambda what: None,
@@ -188,6 +194,8 @@ def explain(
         with a claim.
     draft_length, draft_passes
         Drafted tokens per step, and passes of the draft: 0 to `draft_length` (default: one per drafted token).
+    draft_context_budget
+        Largest number of cached positions of each sequence that a pass of the draft read; None: all.
     batch, context
         Running sequences, and cached positions of each. Default: 1 sequence and 1000 positions, assumed.
     engine
@@ -221,6 +229,7 @@ def explain(
     waiting = 0.0 if static_tokens is None else speedup_inputs.waiting_of(length, rates, sequences, static_tokens)
     law_given = None if engine_law is None else step_law.load(engine_law)
     named = situation.draft_of(draft, law_given, model)
+    situation.check_budget(draft_context_budget, model or (None if law_given is None else law_given.shape_name), named, law_given)
     passes = speedup_inputs.passes_of(named, draft_passes, length)
     drafting_s, drafting_said = speedup_inputs.drafting_of(found, length, sequences)
     measured = MeasuredSpeedup(plain_s, tpot_s, mean, length, passes, sequences, positions, waiting, drafting_s)
@@ -230,7 +239,7 @@ def explain(
         own = speedup_inputs.rates_of_length(rates, mean, length)
         setting = Setting(
             model, gpu, length, own, 1 if tensor_parallel is None else tensor_parallel, dtype, weights, named,
-            engine or situation.engine_of(found), sequences, positions, passes,
+            engine or situation.engine_of(found), sequences, positions, passes, draft_context_budget,
         )  # fmt: skip
     other = None
     if claim is not None:
@@ -238,13 +247,15 @@ def explain(
             raise ParameterError("a claim is compared by model and GPU: give --model and --gpu of the measured run")
         other = speedup_inputs.claimed(claim, setting)
     described = {"model": model, "gpu": gpu, "tensor_parallel": tensor_parallel, "dtype": dtype, "weights": weights}
-    described |= {"engine": engine}
+    described |= {"engine": engine, "draft_context_budget": draft_context_budget}
     progress("fitting a step law to the two runs")
     law, fitted_here, unnamed = speedup_inputs.law_of(law_given, setting, measured, described, seed)
     terms = explanation.explain(measured, law, fitted_here=fitted_here, seed=seed)
+    budget = budget_effect.of_step(terms, law, *_sequences_that_fit(setting))
     by_length = tuple(explanation.speedups_by_length(law, measured, rates, max(MOST_LENGTH, length)))
     shares: tuple[Share, ...] = ()
     claimed_speedup, possible, notes = None, True, [*_notes(law, found, terms, fitted_here=fitted_here)]
+    notes += [] if budget is None else explanation_text.of_budget(budget)
     if unnamed:
         notes.append(law_agreement.note(law, unnamed))
     if engine is not None and found is not None and situation.engine_of(found) not in (engine_priors.ANY, engine):
@@ -270,6 +281,7 @@ def explain(
         batch_said,
         _input("context", f"{positions:g}", "not given" if context is None else "--context"),
         *drafting_said,
+        *(() if budget is None else (_input("draft context budget", budget.text, "--draft-context-budget"),)),
         *unnamed,
         *(Evidence(_label(term.name), f"{term.value:.3f} plain steps", term.source, term.kind) for term in terms.terms),
     )
@@ -277,7 +289,16 @@ def explain(
     if claimed_speedup is not None:
         verdict = explanation_text.claim_verdict(measured.speedup, claimed_speedup, shares)
     advice = explanation_text.advice(terms, by_length, law, shares, fitted_here=fitted_here, possible=possible)
-    return Explanation(terms, verdict, advice, by_length, shares, claimed_speedup, inputs, tuple(notes))
+    return Explanation(terms, verdict, advice, by_length, shares, claimed_speedup, inputs, tuple(notes), budget)
+
+
+def _sequences_that_fit(setting: Setting | None) -> tuple[int | None, int | None]:
+    """Sequences that fit the memory with drafts within their budget, and with drafts of the whole context; None: not known."""
+    if setting is None or setting.draft_context_budget is None:
+        return None, None
+    kernels = setting.kernels
+    of = kernels.target, devices.device(kernels.gpu), int(setting.context), kernels.tensor_parallel, kernels.draft, kernels.dtype
+    return situation.sequences_that_fit(*of, setting.draft_context_budget), situation.sequences_that_fit(*of, None)
 
 
 def _input(name: str, value: str, source: str) -> Evidence:
@@ -319,6 +340,14 @@ def _notes(law: StepLaw, record: AcceptanceRecord | None, terms: TermsOfSpeedup,
 # --- JSON --------------------------------------------------------------------------------------------------------------
 
 
+_BUDGET: dict[str, Any] = {
+    "positions": {"type": "integer"}, "context": {"type": "number"}, "draft_pass_ms": {"type": "number"},
+    "draft_pass_ms_without": {"type": "number"}, "drafting": {"type": "number"}, "drafting_without": {"type": "number"},
+    "speedup_without": {"type": "number"}, "most_sequences": {"type": ["integer", "null"]},
+    "most_sequences_without": {"type": ["integer", "null"]},
+}  # fmt: skip
+
+
 def json_schema() -> dict[str, Any]:
     """JSON schema of `Explanation.document`."""
     number, text = {"type": "number"}, {"type": "string"}
@@ -340,6 +369,7 @@ def json_schema() -> dict[str, Any]:
         "speedup_by_draft_length": table({"draft_length": {"type": "integer"}, "speedup": number}),
         "claimed_speedup": {"type": ["number", "null"]},
         "shares": table({name: text if kind is str else number for name, kind in _SHARE_TYPES.items()}),
+        "draft_context_budget": {"anyOf": [{"type": "null"}, _object(_BUDGET)]},
         "rests_on": table({"input": text, "value": text, "source": text, "kind": {"enum": list(KINDS)}}),
         "notes": {"type": "array", "items": text}, "command": {"type": "array", "items": text},
         "versions": {"type": "object", "additionalProperties": text},

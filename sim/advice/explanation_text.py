@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from model.engines import engine_priors, law_report
 from model.engines.step_law import StepLaw
 from model.speedups import claim_shares, explanation
+from model.speedups.budget_effect import BudgetOfStep
 from model.speedups.claim_shares import Share
 from model.speedups.explanation import MeasuredSpeedup, TermsOfSpeedup
 
@@ -133,6 +134,26 @@ def advice(
     else:
         said.append(f"By these terms no draft length is faster than {measured.draft_length} by more than {100 * CLOSE:.0f} %.")
     return tuple(said)
+
+
+def of_budget(budget: BudgetOfStep) -> list[str]:
+    """Remarks on a context budget: what it changes in time and memory, and that acceptance is not that of whole contexts."""
+    effect = budget.effect
+    if effect.positions >= effect.context:
+        return [f"the draft context budget covers the context of {effect.context:,.0f} positions: it changes nothing"]
+    said = [
+        f"the draft context budget saves drafting time: {budget.drafting:.3f} plain steps instead of {budget.whole_drafting:.3f};"
+        f" with drafts of the whole context the speed-up would be {budget.whole_speedup:.2f} instead of {budget.speedup:.2f}, if as"
+        " many tokens were accepted"
+    ]
+    most, whole = effect.most_sequences, effect.whole_most_sequences
+    if most is not None and whole is not None:
+        said.append(f"memory: {most:,} sequences fit if the draft keeps the positions of its budget, {whole:,} if it keeps all")
+    said.append(
+        "acceptance falls with the budget: the measured one is of drafts within it, and how much higher it would be without is not"
+        " known; measure it with another budget"
+    )
+    return said
 
 
 def _label(term: str) -> str:

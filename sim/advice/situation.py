@@ -204,7 +204,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     draft = draft_of(said.draft, given, name)
     if draft is None and given is None:
         draft = server_settings.draft_of(served, name)
-    _check_budget(said.draft_context_budget, name, draft, given)
+    check_budget(said.draft_context_budget, name, draft, given)
     _of_server(served, record, of_log, draft if said.draft is None and given is None else None, rests, notes)
     dtype = said.dtype if given is None or given.kernels is None else given.kernels.dtype
     shape = None if name is None else _shape(name, dtype, said.weights)
@@ -224,7 +224,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         source = KernelSource(name, gpu, parallel, said.dtype, draft, said.kernels, said.weights)
         progress("fitting the step law")
         law, only = _law(said, source, record, notes)
-    law = _with_budget(law, said.draft_context_budget)
+    law = with_budget(law, said.draft_context_budget)
     _of_law(law, name, gpu, parallel, said, rests, only, notes)
     if draft is not None and (given is None or given.kernels is not None):
         rests.append(Evidence("draft", draft, f"its shape; kernels as the model's{_drafter(draft)}", "assumed"))
@@ -235,8 +235,8 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     block = _block_rates(said, cases, rests, notes)
     capacity, whole, kept = None, None, ""
     if shape is not None and device is not None:
-        capacity = _capacity(shape, device, context, parallel, draft, dtype, said.draft_context_budget)
-        whole = _capacity(shape, device, context, parallel, draft, dtype, None)
+        capacity = sequences_that_fit(shape, device, context, parallel, draft, dtype, said.draft_context_budget)
+        whole = sequences_that_fit(shape, device, context, parallel, draft, dtype, None)
         if said.draft_context_budget is not None:
             kept = f", {whole:,} if the draft keeps all of them"
         rests.append(Evidence(
@@ -271,20 +271,21 @@ def capacity_at(said: Situation, context: int | None) -> int | None:
         return None
     dtype = said.said.dtype if said.law.kernels is None else said.law.kernels.dtype
     of = said.shape, devices.device(said.gpu), context, said.tensor_parallel, said.draft, dtype
-    return _capacity(*of, said.said.draft_context_budget)
+    return sequences_that_fit(*of, said.said.draft_context_budget)
 
 
-def _capacity(
+def sequences_that_fit(
     shape: Shape, device: devices.Device, context: int | None, parallel: int, draft: str | None, dtype: str | None,
     budget: int | None,
 ) -> int:  # fmt: skip
+    """Largest number of sequences whose cache fits the memory, with a draft that keeps at most `budget` positions of each."""
     return memory_limit.largest_batch(
         shape, device, context=context or USUAL_CONTEXT, tensor_parallel=parallel, draft=memory_limit.draft_shape(draft, dtype),
         draft_budget=budget,
     )  # fmt: skip
 
 
-def _check_budget(budget: int | None, name: str | None, draft: str | None, law: StepLaw | None) -> None:
+def check_budget(budget: int | None, name: str | None, draft: str | None, law: StepLaw | None) -> None:
     """Raise ParameterError for a budget of a draft without passes over a context, and for one beyond what the models can read."""
     if budget is None:
         return
@@ -311,7 +312,7 @@ def _check_budget(budget: int | None, name: str | None, draft: str | None, law: 
             )
 
 
-def _with_budget(law: StepLaw, budget: int | None) -> StepLaw:
+def with_budget(law: StepLaw, budget: int | None) -> StepLaw:
     """The law with draft passes that read at most `budget` positions, None: all; its coefficients are those of whole contexts."""
     if budget is None or law.kernels is None:
         return law

@@ -31,7 +31,7 @@ SAME_BATCH = 1.1
 """Factor within which the batch of a measured cell counts as the one asked for."""
 CLAIM_KEYS = (
     "speedup", "acceptance", "acceptance_length", "draft_length", "model", "gpu", "tensor_parallel", "dtype", "weights",
-    "draft", "draft_passes", "engine", "batch", "context",
+    "draft", "draft_passes", "draft_context_budget", "engine", "batch", "context",
 )  # fmt: skip
 NO_ACCEPTANCE = (
     "acceptance is never assumed: give --log (a log, or a record of `calibrate import engine-log`), --mean-acceptance-length or"
@@ -266,6 +266,7 @@ def law_of(
         kernel_times.refuse_too_large(setting.kernels)
         return explanation.fitted(measured, setting.kernels, setting.engine, seed), True, ()
     unnamed = law_agreement.check(law, given)
+    law = situation.with_budget(law, given["draft_context_budget"])
     if law.cells is None and law.kernels is not None:
         return explanation.fitted(measured, law.kernels, law.engine or engine_priors.ANY, seed), True, ()
     return law, False, unnamed
@@ -306,6 +307,12 @@ def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, flo
         names["draft_passes"] = passes_of(names.get("draft", mine.draft), names.get("draft_passes"), length, "claim draft_passes")
     if "engine" in names:
         names["engine"] = engine_priors.named(names["engine"]) or names["engine"]
+    if "draft_context_budget" in names:
+        budget, of = names["draft_context_budget"], (names.get("model", mine.model), names.get("draft", mine.draft))
+        try:
+            situation.check_budget(budget, *of, None)
+        except ParameterError as error:
+            raise ParameterError(f"claim: {error}") from None
     numbers = {name: float(names[name]) for name in ("batch", "context") if isinstance(names.get(name), int | float)}
     try:
         whole = replace(mine, **{**names, **numbers, "draft_length": length, "acceptance": (rate,)})
@@ -317,7 +324,8 @@ def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, flo
 
 
 def _matters(name: str, mine: Setting) -> bool:
-    return name not in ("dtype", "weights", "draft_passes", "draft", "tensor_parallel") or getattr(mine, name) not in (None, 1)
+    usual = "dtype", "weights", "draft_passes", "draft_context_budget", "draft", "tensor_parallel"
+    return name not in usual or getattr(mine, name) not in (None, 1)
 
 
 def _parsed(claim: str) -> dict[str, Any]:

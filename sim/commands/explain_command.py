@@ -38,6 +38,10 @@ DraftPasses = Annotated[
     int | None,
     typer.Option("--draft-passes", help="Passes of the draft per step, 0 (n-grams) to K. Default: one per drafted token."),
 ]
+DraftContextBudget = Annotated[
+    int | None,
+    typer.Option("--draft-context-budget", help="Most cached positions of a sequence that a draft pass read. Default: all."),
+]
 AcceptanceLength = Annotated[
     float | None, typer.Option("--mean-acceptance-length", help="Instead of a log: tokens per step, bonus token counted.")
 ]
@@ -79,6 +83,7 @@ def explain(
     draft: Draft = None,
     draft_length: DraftLength = None,
     draft_passes: DraftPasses = None,
+    draft_context_budget: DraftContextBudget = None,
     mean_acceptance_length: AcceptanceLength = None,
     acceptance: Acceptance = None,
     batch: Batch = None,
@@ -100,7 +105,8 @@ def explain(
     The time of a step, in units of a plain step, is divided into verification, drafting, the engine's overhead, stragglers of a
     static batch and a rest, each with its 80 % interval and source; the largest extra is named, with what to change. Where a log
     times drafting (llama.cpp), drafting is as measured. With --claim, the ratio of both speed-ups is divided among the settings in
-    which the two sides differ (Shapley values of its logarithm).
+    which the two sides differ (Shapley values of its logarithm). With --draft-context-budget, notes say what the budget changes in
+    the time of drafting and in memory.
     """
     from sim.advice import explained_speedup
     from sim.runs.environment import versions
@@ -109,8 +115,8 @@ def explain(
     found = explained_speedup.explain(
         log or (), plain_tpot=plain_tpot, tpot=tpot, model=model, gpu=gpu, tensor_parallel=tensor_parallel, dtype=dtype,
         weights=weights, draft=draft, draft_length=draft_length, draft_passes=draft_passes,
-        mean_acceptance_length=mean_acceptance_length, acceptance=acceptance, batch=batch, context=context, engine=engine,
-        engine_law=engine_law, static_tokens=static_tokens, claim=claim, seed=seed,
+        draft_context_budget=draft_context_budget, mean_acceptance_length=mean_acceptance_length, acceptance=acceptance,
+        batch=batch, context=context, engine=engine, engine_law=engine_law, static_tokens=static_tokens, claim=claim, seed=seed,
         progress=lambda what: _progress(start, what),
     )  # fmt: skip
     document = found.document() | {"command": ["sim", "explain", *sys.argv[2:]], "versions": versions()}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model.interpret.account import Totals, Work
 from model.methods.draft_model import PLACEMENTS
 from model.methods.rounds import ReplayRounds, Rounds, Tally
 from model.methods.speculative import algorithm as speculative
@@ -24,8 +25,21 @@ from sim.engine.cluster import LINKS, STOPS
 from sim.engine.events import Run
 from sim.theorems import pipelined_examples
 from sim.theorems.output_law import Model, TextLaw, law_of_model, law_of_text
-from sim.theorems.pipelined_examples import amounts, bits, chances, cost, laws, parameters_of, paths, play, rates, size, survivors
-from sim.theorems.theorem import Example, drawn, st
+from sim.theorems.pipelined_examples import (
+    amounts,
+    bits,
+    chances,
+    cost,
+    law,
+    laws,
+    parameters_of,
+    paths,
+    play,
+    rates,
+    size,
+    survivors,
+)
+from sim.theorems.theorem import Example, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -56,6 +70,35 @@ def rounds(run: Any) -> int:
 def drafted(run: Any) -> int:
     """Return the drafted tokens of a run, or of counted work."""
     return sum(count * times for (_, count), times in run.rounds.items())
+
+
+def untied(x: Example) -> Example:
+    """Make draft passes and links longer by amounts with which no sum of them is that of passes of the target.
+
+    Which of two unrelated passes that end at the same time ends first decides whether a further one begins, which no formula has.
+    """
+    given = dict(x["cost"])
+    given |= {name: given[name] * longer for name, longer in (("cost_ratio", 1.00731), ("link", 1.00297)) if name in given}
+    return {**x, "cost": given}
+
+
+def all_decodings(x: Example, play: Callable[[Example], Run]) -> tuple[list[float], list[Run]]:
+    """Return the probabilities of all outcomes under the law of an example, and the decodings that have them."""
+    outcomes = paths(x["tokens"] - 1)
+    mass: list[float] = chances(law(x["law"]), outcomes).tolist()
+    return mass, [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+
+
+def equal_work(expected: Work, chances: Sequence[float], runs: Sequence[Run], within: float) -> None:
+    """Require that a closed form has the mean totals of the passes of these runs."""
+    counted = [run.account.totals().by_model for run in runs]
+    equal("models", [*expected.by_model], [role for role in ("target", "draft") if any(role in each for each in counted)])
+    for role, totals in expected.by_model.items():
+        for name, value in totals._asdict().items():
+            mean = math.fsum(
+                chance * getattr(each.get(role, Totals()), name) for chance, each in zip(chances, counted, strict=True)
+            )
+            equal(f"{name} of the {role}", float(value), mean, within)
 
 
 def accepted(run: Any) -> int:

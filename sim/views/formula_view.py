@@ -240,7 +240,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         more.append(pl.DataFrame(rows, infer_schema_length=None))
         loss = np.array([row.get("straggler_loss", 0.0) for row in rows])
     more.append(_time_parts(points, np.asarray(prediction.latency, dtype=np.float64), passes, loss))
-    if method.work is not None and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
+    if method.has_work and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
         more.append(_work_columns(method, points))
     return pl.concat([each for each in more if each.width], how="horizontal")
 
@@ -400,7 +400,7 @@ def _layers_per_token(case: Case, work: Work) -> Row:
 def _of_works(
     method: registry.Method, points: PointBlock, needed: Callable[[Case], bool], columns: Callable[[Case, Work], Row]
 ) -> pl.DataFrame:
-    """Columns of each point's work: once for all costs with which a decoding makes the same passes, and together for all laws.
+    """Columns of each point's work, together for all laws, and once for all costs if passes do not depend on times.
 
     `columns` makes a row of a work, or arrays if its totals are arrays. Values are null where the work is not needed or not known.
     """
@@ -410,7 +410,8 @@ def _of_works(
     kind = np.zeros(len(points.choices), dtype=np.intp)
     for each in np.unique(points.choice).tolist():
         case = points.choices[each]
-        key = id(case.parameters), case.settings.tokens, *((role, id(shape)) for role, shape in case.shapes.items())
+        priced = None if method.timed_work is None else id(case.cost)
+        key = id(case.parameters), case.settings.tokens, priced, *((role, id(shape)) for role, shape in case.shapes.items())
         if key not in seen:
             seen[key] = alike.setdefault((case.parameters, *key[1:]), len(alike))
             if seen[key] == len(cases):
@@ -425,7 +426,7 @@ def _of_works(
             continue
         outcomes = [points.outcomes[each] for each in (keys[start:stop] % len(points.outcomes)).tolist()]
         laws = [by_outcome({name: each.law for name, each in of.items()}) for of in outcomes]
-        found = None if method.work_of_laws is None else method.work_of_laws(case.parameters, case.settings.tokens, laws)
+        found = method.work_of_all(case.parameters, case.settings.tokens, laws, case.cost)
         if found is not None:
             parts.append((len(laws), columns(case, found)))
         else:
@@ -440,9 +441,8 @@ def _of_works(
 
 
 def _work(case: Case) -> Any:
-    closed = registry.method(case.method).work
-    laws = {name: outcome.law for name, outcome in case.outcomes.items()}
-    return None if closed is None else closed(case.parameters, case.settings.tokens, by_outcome(laws))
+    laws = by_outcome({name: outcome.law for name, outcome in case.outcomes.items()})
+    return registry.method(case.method).expected_work(case.parameters, case.settings.tokens, laws, case.cost)
 
 
 def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False) -> Row:

@@ -160,6 +160,20 @@ def test_copies_are_checked() -> None:
         pass
 
 
+def test_more_processes_than_cores_can_run_are_refused_before_any_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(ModelProcesses, "__init__", lambda *_, **__: pytest.fail("a process was started"))
+    replicas = {"target": Replica("family:target"), "draft": Replica("family:draft")}
+    words = (
+        r"processes must be at most 8, 4 for each of 2 cores, got 9: 8 of the target model and 1 of the draft model; use fewer"
+        " replicas, or decode in one process"
+    )
+    with pytest.raises(ParameterError, match=words), started(replicas, copies={"target": 8}):
+        pass
+    with pytest.raises(pytest.fail.Exception), started(replicas, copies={"target": 7}):  # as many as are allowed
+        pass
+
+
 def test_drafts_are_accepted_and_rejected(models: ModelProcesses) -> None:
     """The comparison above needs both. At a high temperature any two models agree now and then."""
     parameters = pearl.Parameters(LAYERS, 3, sampled=True, **SMALL)

@@ -117,6 +117,7 @@ def test_a_chain_makes_no_passes_of_trees() -> None:
 
 @pytest.mark.parametrize(("wrong", "message"), [
     ({"shape": "listed", "parents": (-1, 2, 0)}, r"parents\[1\] must be between -1 .the root. and 0, got 2: that is a cycle"),
+    ({"shape": "listed", "parents": (-1, 0, 5)}, r"parents\[2\] must be between -1 .the root. and 1, got 5: that is no node"),
     ({"shape": "listed", "parents": (0,)}, r"parents\[0\] must be between -1 .* got 0: that is a cycle"),
     ({"shape": "listed", "parents": (-1, -2)}, r"parents\[1\] .* got -2: that is no node"),
     ({"shape": "listed", "parents": (-1, 0, -1)}, r"parents\[2\] must be at least parents\[1\]=0, got -1: nodes are in breadth"),

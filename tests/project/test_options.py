@@ -807,7 +807,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "sim explain": {
         "test_explain.py::test_options_reach_the_fit":
-            "--context --draft --draft-passes --tensor-parallel --dtype --weights --engine --seed",
+            "--context --draft --draft-passes --tensor-parallel --dtype --weights --engine --seed --draft-context-budget",
         "test_explain.py::test_mistakes_are_refused_in_one_line":
             "--model --gpu --draft-length --plain-tpot --tpot --batch",
         "test_explain.py::test_a_record_gives_acceptance_draft_length_and_times": "--log --json",

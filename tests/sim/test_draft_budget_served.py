@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import jsonschema
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+import sim
 from model.base.checks import ParameterError
 from model.serving import fast_server
 from model.serving.loads import RequestLengths
@@ -273,3 +275,19 @@ def refused(words: list[str], said: str) -> None:
     assert found.exit_code == 2, found.stdout
     assert said in " ".join(found.stderr.split())
     assert len(found.stderr.strip().splitlines()) == 1, found.stderr
+
+
+def test_bundled_scenario_shows_what_the_budget_saves() -> None:
+    less = {"load.concurrency": [15], "load.requests": 30, "scenario.replications": 0}
+    table = sim.run("serving-long-context", set=less)
+    assert table["system.draft_context_budget"].unique().sort().to_list() == [512, 4096, 40_000]
+    by_policy = {
+        name: table.filter(pl.col("policy").str.starts_with(name))["output_tokens_per_s"].to_list()
+        for name in ("off", "static", "self")
+    }
+    # The draft model's passes take longer with the budget; only memory changes for policies without it.
+    assert by_policy["static"] == sorted(by_policy["static"], reverse=True)
+    assert by_policy["static"][0] > 1.1 * by_policy["static"][2]
+    assert by_policy["off"][0] == by_policy["off"][1] >= by_policy["off"][2]
+    assert by_policy["self"][0] == by_policy["self"][1]
+    assert all(own > plain for own, plain in zip(by_policy["self"], by_policy["off"], strict=True))

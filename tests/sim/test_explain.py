@@ -37,6 +37,10 @@ MINE: dict[str, Any] = {
     "plain_tpot": "8ms", "tpot": "6.2ms", "mean_acceptance_length": 2.4, "draft_length": 3, "batch": 8, "model": "llama-3.1-8b",
     "gpu": "h100",
 }  # fmt: skip
+LONG: dict[str, Any] = {
+    "draft": "llama-3.2-1b", "context": 32_000, "plain_tpot": "14ms", "tpot": "9ms", "mean_acceptance_length": 2.6,
+}  # fmt: skip
+"""Changes to `MINE`: a long context, and a draft model."""
 VALUES = (
     "1", "0", "-1", "7", "1e9", "nan", "inf", "", "0.5", "True", "llama-2-7b", "a100", "vllm", "eagle3:llama-3.1-8b", "float8", "\n"
 )  # fmt: skip
@@ -79,6 +83,55 @@ def error_of(*words: str | Path) -> str:
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     return str(line)
+
+
+# --- Context budget of drafts ---
+
+
+@pytest.mark.parametrize("budget", [32_000, 100_000])
+def test_budget_of_the_whole_context_changes_nothing(budget: int) -> None:
+    whole, limited = sim.explain(**MINE | LONG), sim.explain(**MINE | LONG, draft_context_budget=budget)
+    assert limited.terms == whole.terms
+    assert limited.budget is not None
+    assert limited.budget.whole_speedup == pytest.approx(whole.terms.measured.speedup, rel=1e-12)
+    assert [note for note in limited.notes if note not in whole.notes] == [
+        "the draft context budget covers the context of 32,000 positions: it changes nothing"
+    ]
+
+
+def test_budget_saves_drafting_time_and_memory() -> None:
+    found = [sim.explain(**MINE | LONG, draft_context_budget=budget).document() for budget in (256, 4096, 16_384)]
+    schema = explained_speedup.json_schema()
+    for document in found:
+        jsonschema.validate(document, schema)
+        of = document["draft_context_budget"]
+        # All other terms stay: a step without the budget is longer by what its drafts take more.
+        steps = document["acceptance_length"] / of["speedup_without"]
+        assert steps - of["drafting_without"] == pytest.approx(document["step_in_plain_steps"] - of["drafting"], rel=1e-12)
+        assert of["drafting_without"] / of["drafting"] == pytest.approx(of["draft_pass_ms_without"] / of["draft_pass_ms"])
+        assert of["speedup_without"] < document["speedup"]
+        assert of["most_sequences"] >= of["most_sequences_without"] > 0
+    each = [document["draft_context_budget"] for document in found]
+    # Times are fitted to the measured step, so that only their ratios follow the budget.
+    longer = [of["draft_pass_ms_without"] / of["draft_pass_ms"] for of in each]
+    assert longer == sorted(longer, reverse=True)
+    assert [of["most_sequences"] for of in each] == sorted((of["most_sequences"] for of in each), reverse=True)
+    assert sim.explain(**MINE | LONG).document()["draft_context_budget"] is None
+
+
+def test_budget_is_printed_with_its_effects_and_its_source() -> None:
+    text = run(*words_of(MINE | LONG), "--draft-context-budget", "512").stdout
+    assert "512 positions of each sequence; a pass of the draft for 8 running takes" in text
+    for words in ("saves drafting time", "sequences fit if the draft keeps", "acceptance falls with the budget"):
+        assert f"note: {words}" in text or words in text
+
+
+def test_budgets_of_both_sides_have_a_share() -> None:
+    claim = "speedup=2,acceptance=0.8,draft_length=3,draft_context_budget=16000"
+    found = sim.explain(**MINE | LONG, draft_context_budget=512, claim=claim)
+    (share,) = [each for each in found.shares if each.setting == "draft"]
+    assert share.share > 0  # mine reads less, and is faster by it
+    assert (share.mine, share.claimed) == ("llama-3.2-1b, 512 positions read", "llama-3.2-1b, 16,000 positions read")
 
 
 # --- Output ---
@@ -201,6 +254,7 @@ def _copy(path: Path) -> Path:
         ("--draft-passes", "1", {"draft_passes": 1}), ("--tensor-parallel", "2", {"tensor_parallel": 2}),
         ("--dtype", "float8", {"dtype": "float8"}), ("--weights", "int4", {"weights": "int4"}),
         ("--engine", "sglang", {"engine": "sglang"}), ("--seed", "3", {"seed": 3}),
+        ("--draft", "llama-3.2-1b --draft-context-budget 512", {"draft": "llama-3.2-1b", "draft_context_budget": 512}),
     ],
 )  # fmt: skip
 def test_options_reach_the_fit(option: str, value: str, of: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +266,7 @@ def test_options_reach_the_fit(option: str, value: str, of: dict[str, Any], monk
 
     monkeypatch.setattr(explanation, "fitted", fitted)
     assert run(*words_of(MINE)).exit_code == 0
-    assert run(*words_of(MINE), option, value).exit_code == 0
+    assert run(*words_of(MINE), option, *value.split()).exit_code == 0
     before, after = calls
     assert {name: each for name, each in after.items() if before[name] != each} == of
 
@@ -568,6 +622,13 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
         ({"claim": "speedup=3,acceptance=often"}, "claim acceptance must be a number"),
         ({"claim": "speedup=3,acceptance=.8,gpu=b9"}, "b9"),
         ({"claim": "speedup"}, "--claim must be KEY=VALUE"),
+        ({"draft_context_budget": 512}, "--draft is required with draft_context_budget=512"),
+        ({"draft_context_budget": 512, "draft": "eagle3"}, "draft_context_budget must be left out with draft eagle3:llama-3.1-8b"),
+        ({**LONG, "draft_context_budget": 0}, "draft_context_budget must be between 1 and"),
+        ({**LONG, "draft_context_budget": 200_000}, "draft_context_budget must be at most 131072, the context of"),
+        ({"draft_context_budget": 512, "engine_law": "vllm-llama-3.1-8b-eagle3-h100"}, "draft_context_budget must be left out"),
+        ({"claim": "speedup=3,acceptance=.8,draft_context_budget=9"}, "claim: --draft is required with draft_context_budget=9"),
+        ({**LONG, "claim": "speedup=3,acceptance=.8,draft_context_budget=0"}, "claim: draft_context_budget must be between 1"),
         ({"claim": "speedup=3,speedup=4,acceptance=0.8"}, "speedup twice"),
     ],
 )

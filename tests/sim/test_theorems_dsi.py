@@ -154,6 +154,17 @@ def on_a_replica(patch: pytest.MonkeyPatch) -> None:
 
 SPECULATION = algorithm.Speculation
 VERIFY, REPLACEMENT, TABLES = (algorithm, "verify"), (concurrent_drafts, "replacement"), (paths, "speculation_tables")
+def none_in_flight(right: Any, passes: Any, verifiers: int) -> Any:
+    """Count no pass that a rejection stops."""
+    return iter(())
+
+
+def drafted_to_the_end(right: Any, passes: Any) -> Any:
+    """Count all draft passes of a speculation that nothing ends."""
+    tokens = passes.exists.shape[1]
+    return np.broadcast_to((tokens - 1 - np.arange(tokens))[None, :, None], passes.time.shape)
+
+
 FAULTS: list[tuple[str, str, Fault]] = [
     ("14a", "correction from p", lambda patch: patch.setattr(concurrent_drafts, "replacement", corrected_from_p)),
     ("14a", "all kept", with_fault(all_kept, *VERIFY)),
@@ -172,6 +183,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("20c", "narrow", with_fault(narrow, finite_dsi, "speculation_tables")),
     ("20c", "replicas unlimited", with_fault(replicas_unlimited, finite_dsi, "speculation_tables")),
     ("20d", "one by one", serial),
+    ("20e", "stopped passes not counted", with_fault(none_in_flight, finite_dsi._SpeculationPasses, "in_flight")),
+    ("20e", "drafts counted to the end", with_fault(drafted_to_the_end, finite_dsi._SpeculationPasses, "begun_drafts")),
+    ("20e", "never stopped", with_fault(never_stopped, SPECULATION, "stop")),
     ("21a", "longer passes", with_fault(longer_with_replicas, SPECULATION, "last_read")),
     ("21c", "longer passes", with_fault(longer_with_replicas, SPECULATION, "last_read")),
     ("21e", "no way back", with_fault(without_link, algorithm, "returned_to")),

@@ -132,6 +132,12 @@ def on_the_target_s_unit(patch: pytest.MonkeyPatch) -> None:
 
 
 VERIFY, AHEAD = (algorithm, "verify"), (algorithm, "_first_ahead")
+def drafts_completed(right: Any, tables: Any, law: Any) -> Any:
+    """Count every round as one whose tokens are all accepted."""
+    rounds = right(tables, law)
+    return np.stack([0 * rounds[0], 0 * rounds[0], rounds.sum(axis=0)])
+
+
 FAULTS: list[tuple[str, str, Fault]] = [
     ("14a", "correction from p", lambda patch: patch.setattr(concurrent_drafts, "replacement", corrected_from_p)),
     ("14a", "all kept", with_fault(all_kept, *VERIFY)),
@@ -146,6 +152,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("20f", "soon", with_fault(sooner, pearl, "predict")),
     ("20h", "pre-verify alone", with_fault(never_on, *VERIFY)),
     ("20i", "slow passes", with_fault(plus_one, UnitCost, "forward")),
+    ("20k", "drafts completed", with_fault(drafts_completed, pearl, "rounds_by_end")),
+    ("20k", "never stopped", with_fault(never_stopped, *AHEAD)),
+    ("20k", "pre-verify alone", with_fault(never_on, *VERIFY)),
     ("21a", "first token sent at last", with_fault(first_at_last, *AHEAD)),
     ("21c", "first token sent at last", with_fault(first_at_last, *AHEAD)),
     ("21c", "one token alone", with_fault(rest_forgotten, *AHEAD)),

@@ -194,6 +194,8 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("58o", "a hundredth more", with_fault(a_hundredth_more, PassSeconds, "context")),
     ("58p", "longer with a budget", with_fault(longer_with_a_budget, PassSeconds, "context")),
     ("58r", "verified in one position", with_fault(verified_in_one_position, speculative, "verification_pass")),
+    ("58r", "SSD verified in one position", with_fault(verified_in_one_position, ssd, "verification_pass")),
+    ("58s", "SSD verified in one position", with_fault(verified_in_one_position, ssd, "verification_pass")),
     ("58s", "verified in one position", with_fault(verified_in_one_position, speculative, "verification_pass")),
 ]
 

@@ -168,6 +168,11 @@ def ranks_from_one(right: Any, law: PositionRankRates, fan_outs: Any) -> float:
 
 ACCEPT, TABLES, PATHS = (algorithm, "accept_or_reject"), (finite_ssd, "round_tables"), (paths, "round_tables")
 PREPARE, BRANCH = (algorithm, "_preparing"), (algorithm, "_branching")
+def always_begun(right: Any, began: Any, stop: Any) -> Any:
+    """Count passes that would begin after the end of the sequence."""
+    return np.ones_like(right(began, stop))
+
+
 FAULTS: list[tuple[str, str, Fault]] = [
     ("60a", "all kept", with_fault(all_kept, *ACCEPT)),
     ("60a", "correction from p", with_fault(corrected_from_p, *ACCEPT)),
@@ -187,6 +192,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("61c", "completes at the end", with_fault(tables(busy=completes_at_the_end), *TABLES)),
     ("61c", "rank of the rejected token", with_fault(rejected_token_counts, finite_ssd, "round_ends")),
     ("61c", "nothing prepared", with_fault(nothing_prepared, *PREPARE)),
+    ("61f", "the last preparation completed", with_fault(always_begun, finite_ssd, "_has_begun")),
+    ("61f", "rank of the rejected token", with_fault(rejected_token_counts, finite_ssd, "round_ends")),
+    ("61f", "short branches", with_fault(short_branches, *BRANCH)),
     ("61d", "all kept", with_fault(all_kept, *ACCEPT)),
     ("61e", "one unit", on_the_target_s_unit),
     ("62a", "short branches", with_fault(short_branches, *BRANCH)),

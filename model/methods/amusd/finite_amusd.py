@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.costs.step_costs import StepCosts
+from model.interpret.account import attended_within
 from model.methods.amusd.algorithm import Parameters
 from model.methods.amusd.draft_clock import ConcurrentTimes, ConstantTimes, DraftClock
+from model.methods.concurrent.concurrent_work import ModelPasses
 from model.methods.rounds import Moments
 from model.outcomes.outcome_laws import Chain, Floats
 
@@ -52,37 +55,83 @@ def draft_tables(parameters: Parameters, tokens: int, cost: StepCosts, starts: S
     [16.0, 16.0, 16.0, 26.0, 26.0]
     """
     prices, start = ConcurrentTimes.of(parameters, tokens, cost), np.array(starts)
-    clock = DraftClock(parameters, prices, start)
-    time, stale, passes, rounds, drafted, verifying, shift = np.zeros((7, len(start), tokens))
-    sums = np.zeros((3, len(start)))  # rounds, waiting tokens and time of the target's passes so far
+    walked = _walk(parameters, prices, start)
+    # Positions s to r are drafted, but for the last of the sequence.
+    until = np.concatenate([[0.0], np.cumsum(prices.draft[: tokens - 1]), [prices.draft[: tokens - 1].sum()]])
+    right = np.maximum(until[walked.last][None] - until[start][:, None], 0.0)
+    made = (walked.passes + walked.right) * (cost.operations("draft") if tokens > 1 else 0.0)
+    busy = walked.verifying + (walked.stale + right) * cost.draft_devices
+    operations = walked.rounds + walked.drafted + made
+    columns = walked.time + walked.shift, busy, operations, walked.rounds, walked.drafted
+    return DraftTables(*(np.where(walked.filled, each, 0.0) for each in columns))
+
+
+class _WalkedDrafts(NamedTuple):
+    """Drafts up to the decision on their first wrong token, as `DraftTables`; entries with r < s are not filled."""
+
+    start: NDArray[np.int64]
+    time: Floats
+    shift: Floats
+    """Delay of the next draft by the pass in progress."""
+    stale: Floats
+    """Time of the draft passes that continue the wrong token."""
+    passes: Floats
+    """Number of these passes."""
+    rounds: Floats
+    drafted: Floats
+    verifying: Floats
+    """Time of the target's passes."""
+    attended: Floats
+    """Positions that the tokens of the target's passes attend to."""
+    read: Floats
+    """Positions that the target's passes read."""
+
+    @property
+    def filled(self) -> NDArray[np.bool_]:
+        """True where r >= s."""
+        return self.start[:, None] <= np.arange(self.time.shape[1])
+
+    @property
+    def last(self) -> NDArray[np.int64]:
+        """End of the positions that are drafted as continuations of the right text, by r."""
+        tokens = self.time.shape[1]
+        return np.asarray(np.minimum(np.arange(tokens) + 1, tokens - 1))
+
+    @property
+    def right(self) -> NDArray[np.int64]:
+        """Draft passes that continue the right text: one for each position from s to r, except the last of the sequence."""
+        return np.asarray(np.maximum(self.last[None] - self.start[:, None], 0))
+
+
+def _walk(parameters: Parameters, prices: ConcurrentTimes, start: NDArray[np.int64]) -> _WalkedDrafts:
+    """Walk a draft without wrong tokens from each of these positions on."""
+    tokens, clock = prices.tokens, DraftClock(parameters, prices, start)
+    time, shift, stale, passes, rounds, drafted, verifying, attended, read = np.zeros((9, len(start), tokens))
+    sums = np.zeros((5, len(start)))  # of the target's passes so far: number, waiting tokens, time, attended and read positions
     places = np.arange(parameters.draft_length + 1)
     which = np.arange(len(start))
     while len(which):
         found = clock.next_round(which)
-        sums[:, which] += np.stack([np.ones(len(which)), found.waiting, prices.passes(which, found.start, found.waiting)])
+        at, width = found.start, found.waiting + 1
+        sums[:, which] += np.stack([
+            np.ones(len(which)), found.waiting, prices.passes(which, at, found.waiting), at * width + width * (width + 1) / 2,
+            at + width,
+        ])  # fmt: skip
         for place in places:
             # The token at this place: waiting, the one after the waiting ones, or none.
             here = (place <= found.waiting) & (found.start + place < tokens)
             rows, wrong = which[here], found.start[here] + place
             decided = np.where(place < found.waiting, found.passed, found.decided)[here]
             time[rows, wrong] = decided
-            rounds[rows, wrong], drafted[rows, wrong], verifying[rows, wrong] = sums[:, rows]
+            for table, values in zip((rounds, drafted, verifying, attended, read), sums[:, rows], strict=True):
+                table[rows, wrong] = values
             wasted = wrong + 1 < tokens - 1  # else nothing is left to draft, and no message is sent
             count, work, end = clock.after(rows, wrong + 1, found.allowed[here], prices.sent(decided))
             passes[rows, wrong], stale[rows, wrong] = count * wasted, work * wasted
             shift[rows, wrong] = np.where(wasted, end - prices.sent(decided), 0.0)
         clock.decide(which, found, found.waiting + 1)
         which = which[clock.start[which] < tokens]
-    # Positions s to r are drafted, but for the last of the sequence.
-    until = np.concatenate([[0.0], np.cumsum(prices.draft[: tokens - 1]), [prices.draft[: tokens - 1].sum()]])
-    last = np.minimum(np.arange(tokens) + 1, tokens - 1)
-    right = np.maximum(until[last][None] - until[start][:, None], 0.0)
-    count = np.maximum(last[None] - start[:, None], 0)
-    made = (passes + count) * (cost.operations("draft") if tokens > 1 else 0.0)
-    busy = verifying + (stale + right) * cost.draft_devices
-    filled = start[:, None] <= np.arange(tokens)
-    operations = rounds + drafted + made
-    return DraftTables(*(np.where(filled, each, 0.0) for each in (time + shift, busy, operations, rounds, drafted)))
+    return _WalkedDrafts(start, time, shift, stale, passes, rounds, drafted, verifying, attended, read)
 
 
 def draft_times(parameters: Parameters, prices: ConstantTimes, positions: int) -> Floats:
@@ -124,11 +173,7 @@ def moments_of_chains(parameters: Parameters, tokens: int, cost: StepCosts, laws
         starts = range(first, min(first + together, tokens))
         parts = np.stack(draft_tables(parameters, tokens, cost, starts))
         for start in reversed(starts):
-            kept = after_success[:, start:].copy()
-            kept[:, 0] = after_failure[:, start]
-            kept[:, -1] = 0.0  # the last token is the target's own
-            reached = np.concatenate([np.ones_like(kept[:, :1]), np.cumprod(kept[:, :-1], axis=1)], axis=1)
-            chance = reached * (1 - kept)
+            chance = _first_wrong(after_failure, after_success, start)
             added, later = parts[:, None, start - first, start:], means[:, :, start + 1 :]
             means[:, :, start] = ((added + later) * chance).sum(axis=2)
             squares = added[0] ** 2 + 2 * added[0] * later[0] + square[:, start + 1 :]
@@ -137,6 +182,55 @@ def moments_of_chains(parameters: Parameters, tokens: int, cost: StepCosts, laws
     return [
         Moments(time, max(whole - time**2, 0.0), *rest) for (time, *rest), whole in zip(columns, square[:, 0].tolist(), strict=True)
     ]
+
+
+def work_of_chains(
+    parameters: Parameters, tokens: int, cost: StepCosts, laws: Sequence[Chain]
+) -> tuple[ModelPasses, ModelPasses]:
+    """Return the expected passes of target and draft model under each law, shape (laws,), by a recursion over starts of drafts.
+
+    A draft begins after s tokens with probability m(s). It makes the passes that `draft_tables` counts until its first wrong token
+    r, whose probability the law gives, and the next draft begins after r + 1 tokens. Draft passes over rejected tokens are those
+    that begin until the rollback message arrives; one that the message stops counts in full.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> target, draft = work_of_chains(Parameters(1, 8), 200, UnitCost(1, cost_ratio=0.2), [Iid(0.8), Iid(1.0)])
+    >>> target.passes.round(3).tolist(), draft.passes.round(3).tolist()  # without rejections, each token but one once
+    ([73.989, 46.0], [430.259, 199.0])
+    """
+    after_failure, after_success = (np.stack(each) for each in zip(*(law.probabilities(tokens) for law in laws), strict=True))
+    prices, budget = ConcurrentTimes.of(parameters, tokens, cost), parameters.context_budget
+    mass = np.zeros((len(laws), tokens + 1))
+    mass[:, 0] = 1.0
+    totals = np.zeros((6, len(laws)))
+    together = max(_MOST_CELLS // tokens, 1)
+    for first in range(0, tokens, together):
+        starts = np.arange(first, min(first + together, tokens))
+        walked = _walk(parameters, prices, starts)
+        begins = starts[:, None]
+        seen = attended_within(begins, walked.right, budget) + attended_within(np.arange(tokens) + 1, walked.passes, budget)
+        # Of the target: passes, tokens, positions attended to and read. Of the draft model: passes, positions attended to and read.
+        added = walked.rounds, walked.rounds + walked.drafted, walked.attended, walked.read, walked.passes + walked.right, seen
+        tables = np.stack([np.where(walked.filled, each, 0.0) for each in added])
+        for start in starts.tolist():
+            weights = mass[:, start, None] * _first_wrong(after_failure, after_success, start)
+            mass[:, start + 1 :] += weights
+            totals += tables[:, start - first, start:] @ weights.T
+    passes, read_tokens, attended, read, drafts, seen_by_drafts = totals
+    return ModelPasses(passes, read_tokens, attended, read, read_tokens), ModelPasses.single(drafts, seen_by_drafts)
+
+
+def _first_wrong(after_failure: Floats, after_success: Floats, start: int) -> Floats:
+    """Probability of the position of the first wrong token of a draft that begins at `start`; shape (laws, positions from there).
+
+    The last position stands for a draft without a wrong token, as the last token is the target's own.
+    """
+    kept = after_success[:, start:].copy()
+    kept[:, 0] = after_failure[:, start]
+    kept[:, -1] = 0.0
+    reached = np.concatenate([np.ones_like(kept[:, :1]), np.cumprod(kept[:, :-1], axis=1)], axis=1)
+    return np.asarray(reached * (1 - kept))
 
 
 _MOST_CELLS = 500_000

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,15 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Account
+from model.interpret.account import Account, Work
 from model.methods.amusd.algorithm import PASS, REJECTION, WAITING, Parameters
 from model.methods.amusd.draft_clock import ConcurrentTimes, ConstantTimes
-from model.methods.amusd.finite_amusd import draft_times, has_closed_form, moments_of_chains
+from model.methods.amusd.finite_amusd import draft_times, has_closed_form, moments_of_chains, work_of_chains
 from model.methods.amusd.long_run import decision_times
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
 from model.methods.concurrent.concurrent_laws import chains_of, positions_of
+from model.methods.concurrent.concurrent_work import expected_work
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments, mixed
@@ -42,7 +44,7 @@ from model.outcomes.outcome_laws import constant_rates
 
 __all__ = [
     "claim_bound", "claim_formula", "free_drafts", "operations", "predict", "predict_points", "rate_bound", "slowest", "speedup",
-    "steady_state",
+    "steady_state", "timed_work",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -107,6 +109,26 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     """Arithmetic of all tokens that both models read, in tokens of the target; every token has a projection onto the vocabulary."""
     drafted = account.of("draft").heads
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
+
+
+def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work | None:
+    """Mean work of the passes of both models under each law, shape (laws,): `model.methods.amusd.finite_amusd.work_of_chains`.
+
+    It depends on the times of passes and links, which decide how many drafted tokens a pass of the target reads, and how many draft
+    passes continue a rejected token. It is exact wherever `predict` is; None with `draft_stop` "pass" and `min_waiting` 0, where
+    the delay by the pass in progress at a rejection lasts longer than the next draft.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = timed_work(Parameters(40, 8, draft_layers=2), 200, [Iid(0.8)], UnitCost(40, cost_ratio=0.2)).at(0).by_model
+    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
+    (73.989, 430.259)
+    """
+    if tokens > 1 and not has_closed_form(parameters):
+        return None
+    chains = [chains_of(law, Parameters.LABEL) for law in laws]
+    passes_of = partial(work_of_chains, parameters, tokens, cost)
+    return expected_work(parameters.layers, parameters.draft_layers, chains, passes_of)
 
 
 # --- Drafts in the long run -----------------------------------------------------------------------------------------

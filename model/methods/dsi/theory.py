@@ -15,6 +15,7 @@ Model Inference. ICLR 2025, arXiv:2405.14105.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Account
+from model.interpret.account import Account, Work
 from model.methods.claim_bounds import ClaimTerms, Limit
-from model.methods.concurrent.concurrent_laws import positions_of
+from model.methods.concurrent.concurrent_laws import chains_of, positions_of
+from model.methods.concurrent.concurrent_work import expected_work
 from model.methods.dsi.algorithm import Parameters
-from model.methods.dsi.finite_dsi import moments, speculation_tables
+from model.methods.dsi.finite_dsi import moments, speculation_tables, work_of_chains
 from model.methods.prediction import Prediction
 from model.outcomes.outcome_laws import constant_rates
 
@@ -78,6 +80,25 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     drafted = account.of("draft").layer_passes / parameters.draft_layers
     read = account.of("target").layer_passes / parameters.layers
     return read + (drafted * cost.operations("draft") if drafted else 0.0)
+
+
+def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work:
+    """Mean work of the passes of both models under each law, shape (laws,): `model.methods.dsi.finite_dsi.work_of_chains`.
+
+    It depends on the times of passes and links, which decide how many passes are in flight, and how many tokens are drafted, when a
+    rejection stops them. It is exact for any number of replicas and any link time, as `predict` is. Passes that begin exactly at a
+    rejection are counted as the simulator counts them, except where two unrelated passes of equal duration end at that time.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = timed_work(Parameters(40, 2, 3, draft_layers=2), 200, [Iid(0.8)], UnitCost(40, cost_ratio=0.25)).at(0).by_model
+    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
+    (208.464, 334.484)
+    """
+    parameters.check_tokens(tokens)
+    chains = [chains_of(law, Parameters.SHORT_LABEL) for law in laws]
+    passes_of = partial(work_of_chains, parameters, tokens, cost)
+    return expected_work(parameters.layers, parameters.draft_layers, chains, passes_of)
 
 
 # --- Many tokens ----------------------------------------------------------------------------------------------------

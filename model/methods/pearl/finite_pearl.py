@@ -41,6 +41,8 @@ class RoundTables(NamedTuple):
     busy: Floats
     operations: Floats
     """Arithmetic, in units of one token in a pass of the target; a stopped draft pass counts in full."""
+    passes: Counts
+    """Draft passes that begin."""
 
 
 def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: bool = True) -> RoundTables:
@@ -76,7 +78,7 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
         begun = ((place < drafted) & (drafts(place) <= time * (1 + _ROUNDING)) for place in range(draft_length))
         passes = sum(begun, np.zeros(time.shape, dtype=np.int64))
     operations = np.asarray(1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0), dtype=np.float64)
-    return RoundTables(waiting, drafted, time, verify + worked * cost.draft_devices, operations)
+    return RoundTables(waiting, drafted, time, verify + worked * cost.draft_devices, operations, np.asarray(passes))
 
 
 def stopped_drafts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[bool, bool]:
@@ -120,15 +122,16 @@ _ROUNDING = 1e-9
 """Relative error within which two times count as equal."""
 
 
-def round_starts(tables: RoundTables, law: Chain) -> Floats:
-    """Probability that a round in each phase starts at each position, shape (2, tokens).
+def rounds_by_end(tables: RoundTables, law: Chain) -> Floats:
+    """Probability that a round in each phase starts at each position and ends in each way, shape (3, 2, tokens).
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import ByPosition
-    >>> round_starts(round_tables(2, 4, UnitCost(1, cost_ratio=1)), ByPosition([1, 1, 0, 1])).tolist()
+    >>> rounds_by_end(round_tables(2, 4, UnitCost(1, cost_ratio=1)), ByPosition([1, 1, 0, 1])).sum(axis=0).tolist()
     [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]
     """
-    return _forward([tables], [law])[0][..., 0]
+    mass, _, rejecting = (each[..., 0] for each in _forward([tables], [law]))
+    return np.stack([mass * rejecting[WAITING_REJECTED], mass * rejecting[FIRST_REJECTED], mass * (1 - rejecting.sum(axis=0))])
 
 
 class FiniteChoice(NamedTuple):

@@ -22,11 +22,13 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Account, Totals, Work, attended_within
+from model.interpret.account import Account, Work, attended_within
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
+from model.methods.concurrent.concurrent_laws import chains_of
+from model.methods.concurrent.concurrent_work import ModelPasses, expected_work
 from model.methods.pearl.algorithm import DRAFT_STOPS, ROUND, Parameters
-from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_starts, round_tables
+from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_tables, rounds_by_end
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments
 from model.methods.speculative.theory import sum_of_powers
@@ -34,7 +36,7 @@ from model.outcomes.outcome_laws import Chain, constant_rates
 
 __all__ = [
     "claim_bound", "claim_formula", "expected_tokens", "operations", "predict", "predict_points", "slowest", "speedup",
-    "steady_state", "work",
+    "steady_state", "timed_work", "work",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -107,8 +109,8 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
 def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
     """Mean work of the passes of both models.
 
-    None under laws of records, and if rejections stop drafts: the number of draft passes then depends on their times. The target
-    reads the last token of the sequence and the waiting ones after it; the draft model reads one token per pass.
+    None under laws of records, and if rejections stop drafts: `timed_work` has these. The target reads the last token of the
+    sequence and the waiting ones after it; the draft model reads one token per pass.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> totals = work(Parameters(40, 4, draft_layers=2), 200, Iid(0.8)).by_model
@@ -117,21 +119,35 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
     """
     if not isinstance(law, Chain) or not parameters.lockstep:
         return None
-    tables = round_tables(parameters.draft_length, tokens, UnitCost(1, cost_ratio=0.0))
-    mass, position = round_starts(tables, law), np.arange(tokens)
-    width, drafted, draft_position = tables.waiting + 1, tables.drafted, position + tables.waiting
-    attended, read = position * width + width * (width + 1) / 2, position + width
-    target = _totals(parameters.layers, *(float((mass * count).sum()) for count in (np.ones_like(mass), width, attended, read)))
-    passes = float((mass * drafted).sum())
-    draft_read = float((mass * attended_within(draft_position, drafted, parameters.context_budget)).sum())
-    draft = _totals(parameters.draft_layers, passes, passes, draft_read, draft_read)
-    return Work({"target": target, "draft": draft} if passes else {"target": target})
+    return timed_work(parameters, tokens, [law], UnitCost(1, cost_ratio=0.0)).at(0)
 
 
-def _totals(layers: int, passes: float, tokens: float, attended: float, read: float) -> Totals:
-    """Totals of passes over `tokens` tokens in all, each with a projection onto the vocabulary."""
-    sums = passes, layers * passes, layers * tokens, layers * attended, layers * read
-    return Totals(*sums, head_runs=passes, heads=tokens)
+def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work:
+    """Mean work of the passes of both models under each law, shape (laws,), at costs that decide how many draft passes begin.
+
+    If rejections stop drafts, a round makes the draft passes that begin until the order to stop arrives; the last of them counts in
+    full. Else costs have no effect.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> slow = UnitCost(40, cost_ratio=0.5)
+    >>> for stop in DRAFT_STOPS:
+    ...     found = timed_work(Parameters(40, 4, draft_stop=stop), 200, [Iid(0.5)], slow).at(0).by_model
+    ...     print(round(found["target"].passes, 3), round(found["draft"].passes, 3))
+    153.762 604.182
+    153.762 506.749
+    """
+    tables = _tables(parameters, tokens, cost)
+    position, width = np.arange(tokens), tables.waiting + 1
+    read = np.ones_like(width), width, position * width + width * (width + 1) / 2, position + width
+    seen = attended_within(position + tables.waiting, tables.passes, parameters.context_budget)
+
+    def passes_of(chains: list[Any]) -> tuple[ModelPasses, ModelPasses]:
+        rounds = np.stack([rounds_by_end(tables, chain) for chain in chains])  # shape (chains, ends, phases, starts)
+        made = [(rounds * each).sum(axis=(1, 2, 3)) for each in (*read, tables.passes, seen)]
+        passes, tokens_read, attended, cached, drafts, by_drafts = made
+        return ModelPasses(passes, tokens_read, attended, cached, tokens_read), ModelPasses.single(drafts, by_drafts)
+
+    return expected_work(parameters.layers, parameters.draft_layers, [chains_of(law, "PEARL") for law in laws], passes_of)
 
 
 # --- Rounds in the long run -----------------------------------------------------------------------------------------

@@ -8,14 +8,16 @@ decoding with the same outcomes; only their times differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
+from model.interpret.account import attended_within
+from model.methods.concurrent.concurrent_work import ModelPasses
 from model.methods.rounds import Moments, draft_times, mixed, verify_times
 from model.methods.ssd.algorithm import DRAFT, Parameters
 from model.outcomes.position_ranks import PositionRanks
@@ -69,29 +71,16 @@ def round_tables(parameters: Parameters, tokens: int, cost: StepCosts) -> Prepar
     verify = verify_times(cost, longest + 1, tokens)[start, drafted]
     shape = drafted.shape
     preparing, until_last = np.zeros(shape), np.zeros(shape)
-    groups: dict[tuple[int, tuple[tuple[int, int], ...]], list[tuple[int, int]]] = {}
-    for state in (DRAFTED, EMPTY):
-        for position in start.tolist():
-            count = int(drafted[state, position])
-            plan = parameters.branch_plan(count, tokens - position)
-            groups.setdefault((count, tuple(_levels(plan))), []).append((state, position))
     operations = np.broadcast_to(1.0 + drafted, (2, *shape)).copy()
     prepares = np.zeros(shape, dtype=np.bool_)
-    for (count, levels), members in groups.items():
-        if not levels:
-            continue
-        where = tuple(np.array(members).T)
-        at = where[1]
-        passes = [(cost.draft_times(at, width=count + 1, heads=count + 1), count + 1)]
-        for depth, (branches, farthest) in enumerate(levels, start=1):
-            passes.append((cost.draft_times(at + farthest + depth, sequences=branches), branches))
+    for where, passes in _preparations(parameters, drafted, cost):
         prepares[where] = True
         stop = np.maximum(verify[where] - cost.link, 0.0)  # the end of the sequence stops the preparation
-        began = np.zeros(len(members))
-        for seconds, words in passes:
-            operations[0][where] += words * cost.operations("draft")
-            operations[1][where] += np.where(began < stop * (1 - _ROUNDING), words * cost.operations("draft"), 0.0)
-            began = began + seconds
+        began: Floats = np.zeros(len(where[1]))
+        for each in passes:
+            operations[0][where] += each.tokens * cost.operations("draft")
+            operations[1][where] += np.where(_has_begun(began, stop), each.tokens * cost.operations("draft"), 0.0)
+            began = began + each.time
         preparing[where], until_last[where] = began, np.minimum(began, stop)
     links = np.where(prepares, 2 * cost.link, 0.0)
     time = np.stack([np.maximum(verify, preparing + links), verify])
@@ -104,13 +93,63 @@ def round_tables(parameters: Parameters, tokens: int, cost: StepCosts) -> Prepar
     return PreparedRoundTables(drafted, backup, time, busy, operations, missed, drafts * cost.draft_devices, spent)
 
 
-def _levels(plan: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Branches of each pass over branches, and the largest number of accepted tokens among them."""
-    levels = []
-    for depth in range(max(length for _, length in plan)):
-        growing = [accepted for accepted, (_, length) in enumerate(plan) if depth < length]
-        levels.append((sum(plan[accepted][0] for accepted in growing), growing[-1]))
-    return levels
+class _PreparationPass(NamedTuple):
+    """One pass of a preparation, in several rounds."""
+
+    time: Floats
+    tokens: int
+    attended: Floats
+    """Positions that its tokens attend to."""
+    read: Floats
+    """Positions that it reads; of each branch as many as of the longest."""
+
+
+def _has_begun(began: Floats, stop: Floats) -> NDArray[np.bool_]:
+    """True where a pass of the draft model begins before it is stopped."""
+    return np.asarray(began < stop * (1 - _ROUNDING))
+
+
+def _preparations(
+    parameters: Parameters, drafted: Counts, cost: StepCosts
+) -> Iterator[tuple[tuple[Counts, Counts], list[_PreparationPass]]]:
+    """Yield states and starts of rounds with equal preparations, and the passes of those, in order; `cost` is that of drafts."""
+    tokens, held = drafted.shape[1], np.inf if parameters.context_budget is None else parameters.context_budget
+    groups: dict[tuple[int, tuple[_Level, ...]], list[tuple[int, int]]] = {}
+    for state in (DRAFTED, EMPTY):
+        for position in range(tokens):
+            count = int(drafted[state, position])
+            plan = parameters.branch_plan(count, tokens - position)
+            groups.setdefault((count, tuple(_levels(plan))), []).append((state, position))
+    for (count, levels), members in groups.items():
+        if not levels:
+            continue
+        states, at = np.array(members).T
+        width = count + 1
+        hidden = np.maximum(at - held, 0.0)
+        seen, read = at * width + width * (width + 1) / 2 - hidden * width, at + width - hidden
+        passes = [_PreparationPass(cost.draft_times(at, width=width, heads=width), width, seen, read)]
+        for depth, level in enumerate(levels, start=1):
+            branches, farthest = sum(number for _, number in level), level[-1][0]
+            seen = sum(number * (np.minimum(at + accepted + depth, held) + 1.0) for accepted, number in level)
+            read = branches * (np.minimum(at + farthest + depth, held) + 1.0)
+            passes.append(_PreparationPass(cost.draft_times(at + farthest + depth, sequences=branches), branches, seen, read))
+        yield (states, at), passes
+
+
+_Level = tuple[tuple[int, int], ...]
+"""Accepted tokens and number of the branches of one pass over branches."""
+
+
+def _levels(plan: Sequence[tuple[int, int]]) -> list[_Level]:
+    """Branches of each pass over branches.
+
+    >>> _levels([(3, 2), (2, 1), (0, 0)])
+    [((0, 3), (1, 2)), ((0, 3),)]
+    """
+    longest = max(length for _, length in plan)
+    return [
+        tuple([(accepted, number) for accepted, (number, length) in enumerate(plan) if depth < length]) for depth in range(longest)
+    ]
 
 
 class Ends(NamedTuple):
@@ -142,12 +181,18 @@ def round_ends(parameters: Parameters, rates: Floats, start: int, drafted: int) 
     return Ends(hit, missed)
 
 
-def moments(parameters: Parameters, tokens: int, law: PositionRanks, cost: StepCosts) -> Moments:
-    """Return the exact moments of a decoding; a law of records gives the mixture of its records."""
+def rank_tables(law: Any, tokens: int) -> list[Floats]:
+    """Equally likely tables of the probabilities of ranks by position, shape (tokens, ranks)."""
     if not isinstance(law, PositionRanks):
         raise checks.ParameterError("SSD needs a law of ranks by output position; choose kind 'ranks', 'power-law' or 'replay'")
+    return law.tables(tokens)
+
+
+def moments(parameters: Parameters, tokens: int, law: PositionRanks, cost: StepCosts) -> Moments:
+    """Return the exact moments of a decoding; a law of records gives the mixture of its records."""
+    known = rank_tables(law, tokens)
     tables = round_tables(parameters, tokens, cost)
-    parts = [_moments(parameters, tables, rates) for rates in law.tables(tokens)]
+    parts = [_moments(parameters, tables, rates) for rates in known]
     return parts[0] if len(parts) == 1 else mixed(parts)
 
 
@@ -158,6 +203,16 @@ def round_starts(parameters: Parameters, tables: PreparedRoundTables, rates: Flo
 
 def _moments(parameters: Parameters, tables: PreparedRoundTables, rates: Floats) -> Moments:
     starts, first, second = _forward(parameters, tables, rates)
+    shares, mass = _shares(tables, starts, rates), starts.sum(axis=0)
+    busy, operations = (float((shares * table).sum()) for table in (tables.busy, tables.operations))
+    after_miss = starts[1].sum(axis=0)
+    busy += float((after_miss * tables.missed_busy).sum())
+    operations += float((after_miss * tables.missed_operations).sum())
+    return Moments(first, max(second - first**2, 0.0), busy, operations, float(mass.sum()), float((mass * tables.drafted).sum()))
+
+
+def _shares(tables: PreparedRoundTables, starts: Floats, rates: Floats) -> Floats:
+    """Probability of rounds that another one follows, and of rounds that end the sequence; shape (2, states, tokens)."""
     mass = starts.sum(axis=0)
     ending = np.zeros_like(mass)
     tokens = mass.shape[1]
@@ -166,12 +221,49 @@ def _moments(parameters: Parameters, tables: PreparedRoundTables, rates: Floats)
             drafted = int(tables.drafted[state, start])
             if mass[state, start] and start + drafted == tokens - 1:
                 ending[state, start] = np.prod(rates[start : start + drafted, 0])
-    shares = np.stack([mass * (1 - ending), mass * ending])
-    busy, operations = (float((shares * table).sum()) for table in (tables.busy, tables.operations))
-    after_miss = starts[1].sum(axis=0)
-    busy += float((after_miss * tables.missed_busy).sum())
-    operations += float((after_miss * tables.missed_operations).sum())
-    return Moments(first, max(second - first**2, 0.0), busy, operations, float(mass.sum()), float((mass * tables.drafted).sum()))
+    return np.stack([mass * (1 - ending), mass * ending])
+
+
+def expected_passes(
+    parameters: Parameters, tokens: int, cost: StepCosts, tables_of_rates: Sequence[Floats]
+) -> tuple[ModelPasses, ModelPasses]:
+    """Return the expected passes of target and draft model for each table of rates, shape (tables,).
+
+    Each round makes a pass of the target and all passes of its preparation, whose branches for other outcomes are drafted in vain.
+    The round that ends the sequence makes the passes of the preparation that begin before the order to stop arrives, which depends
+    on times. A miss adds the passes of a draft just in time.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> rates = [np.array([[rate, 0.1]] * 40) for rate in (0.5, 0.9)]
+    >>> target, draft = expected_passes(Parameters(10, 2, 1), 40, UnitCost(10, cost_ratio=0.25), rates)
+    >>> target.passes.round(3).tolist(), draft.passes.round(3).tolist(), draft.tokens.round(3).tolist()
+    ([23.184, 15.108], [98.582, 46.911], [226.255, 130.143])
+    """
+    rounds = round_tables(parameters, tokens, cost)
+    position, shape = np.arange(tokens), rounds.drafted.shape
+    width = rounds.drafted + 1
+    target = np.ones(shape), width, position * width + width * (width + 1) / 2, position + width
+    prepared = np.zeros((4, 2, *shape))  # passes, tokens, attended, read; whether the sequence ends; state; start
+    verify = rounds.time[1]
+    for where, passes in _preparations(parameters, rounds.drafted, parameters.draft_costs(cost)):
+        stop, began = np.maximum(verify[where] - cost.link, 0.0), np.zeros(len(where[1]))
+        for each in passes:
+            begun = np.stack([np.ones_like(began), _has_begun(began, stop)])
+            for table, value in zip(prepared, (1, each.tokens, each.attended, each.read), strict=True):
+                table[:, *where] += begun * value
+            began = began + each.time
+    drafts = np.minimum(rounds.backup_drafts, tokens - 1 - position)
+    seen = attended_within(position, drafts, parameters.context_budget)
+    missed = drafts, drafts, seen, seen
+    found = np.zeros((8, len(tables_of_rates)))
+    for index, rates in enumerate(tables_of_rates):
+        starts = round_starts(parameters, rounds, rates)
+        shares, after_miss = _shares(rounds, starts, rates), starts[1].sum(axis=0)
+        found[:4, index] = [float((starts.sum(axis=0) * values).sum()) for values in target]
+        found[4:, index] = [
+            float((shares * values).sum() + after_miss @ more) for values, more in zip(prepared, missed, strict=True)
+        ]
+    return ModelPasses(*found[[0, 1, 2, 3, 1]]), ModelPasses(*found[[4, 5, 6, 7, 5]])  # every token has logits
 
 
 def _forward(parameters: Parameters, tables: PreparedRoundTables, rates: Floats) -> tuple[Floats, float, float]:

@@ -14,6 +14,7 @@ drafts just in time E_hit = E_miss. Here a miss also waits for the preparation, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,15 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Account
+from model.interpret.account import Account, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
+from model.methods.concurrent.concurrent_work import expected_work
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments
 from model.methods.speculative.theory import sum_of_powers
 from model.methods.ssd.algorithm import DRAFT, Parameters
 from model.methods.ssd.fan_out import hit_probability
-from model.methods.ssd.finite_ssd import moments, round_tables
+from model.methods.ssd.finite_ssd import expected_passes, moments, rank_tables, round_tables
 from model.outcomes.position_ranks import PositionRankRates
 
 Floats = NDArray[np.float64]
@@ -86,6 +88,21 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     """Arithmetic of all tokens that both models read, in tokens of the target; every token has a projection onto the vocabulary."""
     drafted = account.of("draft").heads
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
+
+
+def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work:
+    """Mean work of the passes of both models under each law, shape (laws,): `model.methods.ssd.finite_ssd.expected_passes`.
+
+    Only the last preparation depends on times: the end of the sequence stops it.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> law, cost = PositionRankRates.power_law(0.8, 0.5, 5), UnitCost(40, cost_ratio=0.1)
+    >>> found = timed_work(Parameters(40, 4, 4, draft_layers=2), 200, [law], cost).at(0).by_model
+    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3), round(found["draft"].heads, 3)
+    (59.96, 370.343, 5037.182)
+    """
+    tables, passes_of = [rank_tables(law, tokens) for law in laws], partial(expected_passes, parameters, tokens, cost)
+    return expected_work(parameters.layers, parameters.draft_layers, tables, passes_of)
 
 
 # --- Rounds in the long run -----------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class DraftTree:
             if isinstance(parent, bool) or not isinstance(parent, int):
                 raise checks.ParameterError(f"parents[{index}] must be a whole number, got {checks.shown(parent)}")
             if not ROOT <= parent < index:
-                cycle = "is a cycle" if parent >= index else "is no node"
+                cycle = "is a cycle" if index <= parent < len(given) else "is no node"
                 raise checks.ParameterError(
                     f"parents[{index}] must be between -1 (the root) and {index - 1}, got {parent}: that {cycle}; list each node"
                     " after its parent"

@@ -27,8 +27,10 @@ from sim.engine.cluster import STOPS, Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import (
     PROMPT,
+    all_decodings,
     drafted,
     drafting,
+    equal_work,
     models,
     pairs,
     repeated_outcomes,
@@ -38,7 +40,7 @@ from sim.theorems.drafting_examples import (
     target_law,
 )
 from sim.theorems.output_law import distance, greedy_text, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, cost, integers, law, paths, rounding, size, survivors
+from sim.theorems.pipelined_examples import CLOSE, cost, integers, law, rounding, size, survivors
 from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
@@ -125,9 +127,7 @@ def right_text(x: Example) -> None:
 @theorem("22a", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="renewal at rejections", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    outcomes = paths(x["tokens"] - 1)
-    mass = chances(law(x["law"]), outcomes).tolist()
-    runs = [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    mass, runs = all_decodings(x, play)
     prediction = amusd.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -141,6 +141,14 @@ def moments_over_all_outcomes(x: Example) -> None:
     for what, value, of in (("rounds", prediction.rounds, rounds), ("drafted tokens", prediction.drafted, drafted)):
         assert value is not None
         equal(what, float(value), mean([of(run) for run in runs]), CLOSE)
+
+
+@theorem("22o", "The formula gives the mean work of both models: passes, tokens, and positions attended to and read, with what is"
+         " made in vain.", source="renewal at rejections", given=_all_outcomes)
+def work_over_all_outcomes(x: Example) -> None:
+    work = amusd.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
+    assert work is not None
+    equal_work(work.at(0), *all_decodings(x, play), CLOSE)
 
 
 @theorem("22b", "In the long run each token takes 1 / `speedup` passes of the target.",

@@ -129,8 +129,7 @@ def views_agree(x: Example) -> None:
     if x["method"] in UNTIMED:
         counted = interpreter.count(steps(x), world_of(parameters, 1, outcomes(x)), n).account.totals()
         equal("passes", run.account.totals(), counted)
-    work = _method(x).work
-    known = None if work is None else work(parameters, n, certain(x))
+    known = _method(x).expected_work(parameters, n, certain(x), cost(x))
     for role, totals in {} if known is None else known.by_model.items():
         for name, value in totals._asdict().items():
             if not math.isnan(value):

@@ -23,8 +23,10 @@ from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import (
     PROMPT,
+    all_decodings,
     drafted,
     drafting,
+    equal_work,
     models,
     pairs,
     repeated_outcomes,
@@ -32,10 +34,11 @@ from sim.theorems.drafting_examples import (
     short_decodings,
     stop_tokens,
     target_law,
+    untied,
 )
 from sim.theorems.of_methods.pearl import in_turn
 from sim.theorems.output_law import distance, greedy_text, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, cost, integers, law, paths, rounding, size, survivors
+from sim.theorems.pipelined_examples import CLOSE, cost, integers, law, rounding, size, survivors
 from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
@@ -188,9 +191,7 @@ def mean_speculation(x: Example) -> None:
 @theorem("20c", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="a chain over restarts", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    outcomes = paths(x["tokens"] - 1)
-    mass = chances(law(x["law"]), outcomes).tolist()
-    runs = [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    mass, runs = all_decodings(x, play)
     prediction = dsi.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -204,6 +205,14 @@ def moments_over_all_outcomes(x: Example) -> None:
     for what, value, of in (("rounds", prediction.rounds, rounds), ("drafted tokens", prediction.drafted, drafted)):
         assert value is not None
         equal(what, float(value), mean([of(run) for run in runs]), CLOSE)
+
+
+@theorem("20e", "The formula gives the mean work of both models: passes, tokens, and positions attended to and read, with what is"
+         " made in vain.", source="a chain over restarts", given=lambda: _all_outcomes().map(untied))
+def work_over_all_outcomes(x: Example) -> None:
+    work = dsi.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
+    assert work is not None
+    equal_work(work.at(0), *all_decodings(x, play), CLOSE)
 
 
 @theorem("20d", "At lookahead 1, with enough replicas and free links, DSI takes as long on every path as Predictive Pipelined"

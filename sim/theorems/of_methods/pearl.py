@@ -24,8 +24,10 @@ from sim.engine.cluster import STOPS, Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import (
     PROMPT,
+    all_decodings,
     drafted,
     drafting,
+    equal_work,
     models,
     pairs,
     repeated_outcomes,
@@ -33,9 +35,10 @@ from sim.theorems.drafting_examples import (
     short_decodings,
     stop_tokens,
     target_law,
+    untied,
 )
 from sim.theorems.output_law import distance, greedy_text, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, cost, integers, law, paths, rates, rounding, size, survivors
+from sim.theorems.pipelined_examples import CLOSE, cost, integers, law, rates, rounding, size, survivors
 from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
@@ -153,9 +156,7 @@ def pearl_beats_speculative(x: Example) -> None:
 @theorem("20d", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="a chain over positions and both phases", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
-    outcomes = paths(x["tokens"] - 1)
-    mass = chances(law(x["law"]), outcomes).tolist()
-    runs = [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
+    mass, runs = all_decodings(x, play)
     prediction = pearl.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
@@ -169,6 +170,14 @@ def moments_over_all_outcomes(x: Example) -> None:
     for what, value, of in (("rounds", prediction.rounds, rounds), ("drafted tokens", prediction.drafted, drafted)):
         assert value is not None
         equal(what, float(value), mean([of(run) for run in runs]), CLOSE)
+
+
+@theorem("20k", "The formula gives the mean work of both models: passes, tokens, and positions attended to and read, with what is"
+         " made in vain.", source="a chain over positions and both phases", given=lambda: _all_outcomes().map(untied))
+def work_over_all_outcomes(x: Example) -> None:
+    work = pearl.timed_work(parameters_of(x), x["tokens"], [law(x["law"])], cost(x))
+    assert work is not None
+    equal_work(work.at(0), *all_decodings(x, play), CLOSE)
 
 
 @theorem("20e", "With E mean tokens per round in the long run, the mean rounds of l tokens times E are between l and"

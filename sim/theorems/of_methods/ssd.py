@@ -20,12 +20,12 @@ from model.methods.ssd import paths as sampler
 from model.methods.ssd import theory as ssd
 from model.outcomes.position_ranks import PositionRankRates
 from model.outcomes.random_streams import BLOCK
-from model.steps import CacheError, Fork, Forward, Join, Read, Step, Steps, Stop
+from model.steps import CacheError, Fork, Forward, Join, Read, Step, Steps, Stop, visible_positions
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
-from sim.theorems.drafting_examples import PROMPT, drafted, drafting, models, pairs, rounds, stop_tokens, target_law
-from sim.theorems.output_law import distance, greedy_text, law_of_text
+from sim.theorems.drafting_examples import PROMPT, drafted, drafting, equal_work, models, pairs, rounds, stop_tokens, target_law
+from sim.theorems.output_law import Output, distance, greedy_text, law_of_text
 from sim.theorems.pipelined_examples import CLOSE, cost, integers, rounding, size
 from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
@@ -54,9 +54,9 @@ def _just_in_time(costs: str = "whole", **fields: Any) -> SearchStrategy[Example
     return _decodings(costs, backup=st.just(algorithm.DRAFT), **fields)
 
 
-def _short() -> SearchStrategy[Example]:
+def _short(costs: str = "tenths") -> SearchStrategy[Example]:
     """Draw decodings short enough to enumerate all ranks, with a law of ranks."""
-    return _decodings("tenths", tokens=4, law=_rank_rates())
+    return _decodings(costs, tokens=4, law=_rank_rates())
 
 
 def _wide() -> SearchStrategy[Example]:
@@ -162,13 +162,7 @@ def events_are_paths(x: Example) -> None:
 @theorem("61c", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="a chain over positions and states", given=_short)
 def moments_over_all_outcomes(x: Example) -> None:
-    law, n = PositionRankRates(x["law"]), size(x)
-    chance = [1 - float(law.rates.sum()), *law.rates.tolist()]
-    possible = [rank for rank in range(5) if chance[rank] > 0]
-    runs = [
-        (math.prod(chance[rank] for rank in ranks), play({**x, "ranks": [*ranks, 0]}))
-        for ranks in itertools.product(possible, repeat=n - 1)
-    ]
+    law, n, runs = PositionRankRates(x["law"]), size(x), _all_decodings(x)
     prediction = ssd.predict(parameters_of(x), n, law, cost(x))
 
     def mean(of: Any) -> float:
@@ -181,6 +175,25 @@ def moments_over_all_outcomes(x: Example) -> None:
     for what, value, of in (("rounds", prediction.rounds, rounds), ("drafted tokens", prediction.drafted, drafted)):
         assert value is not None
         equal(what, float(value), mean(of), CLOSE)
+
+
+@theorem("61f", "The formula gives the mean work of both models: passes, tokens, and positions attended to and read, with what is"
+         " made in vain.", source="a chain over positions and states", given=lambda: _short("whole"))
+def work_over_all_outcomes(x: Example) -> None:
+    work = ssd.timed_work(parameters_of(x), size(x), [PositionRankRates(x["law"])], cost(x))
+    shares, runs = zip(*_all_decodings(x), strict=True)
+    equal_work(work.at(0), shares, runs, CLOSE)
+
+
+def _all_decodings(x: Example) -> list[tuple[float, Run]]:
+    """Return all decodings with the probabilities of their ranks."""
+    law = PositionRankRates(x["law"])
+    chance = [1 - float(law.rates.sum()), *law.rates.tolist()]
+    possible = [rank for rank in range(5) if chance[rank] > 0]
+    return [
+        (math.prod(chance[rank] for rank in ranks), play({**x, "ranks": [*ranks, 0]}))
+        for ranks in itertools.product(possible, repeat=size(x) - 1)
+    ]
 
 
 @theorem("61d", "Events and counter generate the text of plain decoding, on any cluster, in equal rounds.", source="exactness",
@@ -470,7 +483,7 @@ def in_turn(steps: Steps, rows: _ReadTokens | None = None) -> Generator[Step, An
     """Run each sub-process to its end where it is forked, with the cache rows that it starts with.
 
     Passes read all tokens from the start, and the sequences of a batch are read one by one, so that the text does not depend on
-    concurrency.
+    concurrency. What a model predicts from is what its pass reads within its context budget.
     """
     rows = _ReadTokens({}) if rows is None else rows
     answer: Any = None
@@ -494,13 +507,20 @@ def in_turn(steps: Steps, rows: _ReadTokens | None = None) -> Generator[Step, An
                 for index, number in enumerate(step.batch.sequences):
                     part = step.part(index)
                     text = rows.after((step.role, number), step.role, part)
-                    answer.append((yield part._replace(tokens=text, at=0)))
+                    answer.append(_within(part, (yield part._replace(tokens=text, at=0, context_budget=None))))
             case Forward():
-                answer = yield step._replace(tokens=rows.after(step.role, step.role, step), at=0)
+                text = rows.after(step.role, step.role, step)
+                answer = _within(step, (yield step._replace(tokens=text, at=0, context_budget=None)))
             case Read():
                 answer = yield _of_sequence(step)
             case _:
                 answer = yield step
+
+
+def _within(step: Forward, out: Output) -> Output:
+    """Output of a pass over all tokens from the start, as of one that reads only the positions of its budget before its tokens."""
+    first, latest = visible_positions(step.at, step.context_budget)
+    return out._replace(texts=tuple([(*text[: first.stop], *text[latest.start :]) for text in out.texts]))
 
 
 def _of_sequence(step: Read) -> Read:
