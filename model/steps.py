@@ -80,6 +80,8 @@ class LayerSpan(NamedTuple):
         >>> LayerSpan(0, 24, gaps=((1, 17),)).ranges
         [(0, 1), (17, 24)]
         """
+        if not self.gaps:
+            return [(self.first, self.last)] if self.first < self.last else []
         bounds = [self.first, *[bound for gap in self.gaps for bound in gap], self.last]
         return [span for span in zip(bounds[::2], bounds[1::2], strict=True) if span[0] < span[1]]
 
