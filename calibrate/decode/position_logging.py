@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 GROUP = 50
 """Most sequences of a batch."""
-PIECE = 1024
-"""Most positions whose logits are in memory at once."""
+PIECE = 256
+"""Most positions whose logits are in memory at once: few enough to stay in the cache of a processor core."""
 Report = Callable[[int, int, str], None]
 
 

@@ -234,14 +234,19 @@ class Decoder:
             place = PassPositions(positions, mask, extras)
             self._last_positions = at, width, place
             return place
-        seen = rows.add_hypotheses(at, tree or (-1, *range(width - 1)))
+        follows = tree or (-1, *range(width - 1))
+        seen = rows.add_hypotheses(at, follows)
         assert rows.at is not None
         held = rows.at[-width:]
         if self.max_positions is not None and max(held) >= self.max_positions:
             self._too_long(max(held) + 1)
         sees = np.zeros((width, len(rows.at)), dtype=np.bool_)  # index assignment in torch is ten times slower
-        for index, attended in enumerate(seen):
-            sees[index, attended] = True
+        for index, (attended, parent) in enumerate(zip(seen, follows, strict=True)):
+            if parent < 0:
+                sees[index, attended] = True
+            else:  # all that its parent sees, and itself
+                sees[index] = sees[parent]
+                sees[index, attended[-1]] = True
         first, latest = visible_positions(at, context_budget)
         if first.stop < latest.start:  # rows are in order of arrival, so those beyond the budget are masked, not left out
             places = np.array(rows.at)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from time import perf_counter
+from time import process_time, thread_time
 from typing import Any
 
 from tests.bench import measure
@@ -57,9 +57,10 @@ def _prompts(count: int) -> dict[int, list[int]]:
 
 
 def _timed(call: Callable[[], object]) -> float:
-    start = perf_counter()
+    """CPU time of a call, which excludes other programs; all of it is one thread's [s]."""
+    start = process_time()
     call()
-    return perf_counter() - start
+    return process_time() - start
 
 
 SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -122,53 +123,54 @@ def _least(tokens: int, sequences: int) -> float:
     written: list[Any] = []
     writing = _timed(lambda: written.append(library(tokens, sequences)))
     with torch.inference_mode():
-        start = perf_counter()
-        for decoder in _models().values():
-            decoder.full(written[0], use_cache=False)
-        return 1e3 * (writing + 2.5 * (perf_counter() - start))
+        passes = _timed(lambda: [decoder.full(written[0], use_cache=False) for decoder in _models().values()])
+    return 1e3 * (writing + 2.5 * passes)
 
 
 @contextmanager
-def _passes_timed() -> Iterator[list[float]]:
-    """Collect the times of what models compute while the context is open: passes, heads and the likeliest tokens [s]."""
+def _models_timed() -> Iterator[list[float]]:
+    """Collect the CPU times of passes and of reads while the context is open: what models and their outputs are computed in [s]."""
     from calibrate.decoders.transformers_adapter import Decoder
+    from calibrate.interpreters.in_one_process import Real
 
     spent: list[float] = []
 
     def timed(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **more: Any) -> Any:
-            start = perf_counter()
+            start = thread_time()
             found = call(*arguments, **more)
-            spent.append(perf_counter() - start)
+            spent.append(thread_time() - start)
             return found
 
         return run
 
-    kept = Decoder.run, Decoder.logits
-    Decoder.run, Decoder.logits = map(timed, kept)  # type: ignore[method-assign]
+    kept = Decoder.run, Real._evaluate
+    Decoder.run, Real._evaluate = map(timed, kept)  # type: ignore[method-assign]
     try:
         yield spent
     finally:
-        Decoder.run, Decoder.logits = kept  # type: ignore[method-assign]
+        Decoder.run, Real._evaluate = kept  # type: ignore[method-assign]
 
 
-class Share:
-    """Time of a decoding outside its passes and heads, and its whole time, both of the same run [ms]."""
+class OwnTime:
+    """CPU time of a decoding outside passes and the evaluation of reads, and its whole CPU time, both of one run [ms]."""
 
     def __init__(self, name: str, tokens: int) -> None:
         self.name, self.tokens = name, tokens
-        self.left: dict[str, float] = {}
+        self.measured: dict[str, float] = {}
 
     def _of(self, part: str) -> float:
-        if part not in self.left:
-            with _passes_timed() as spent:
-                whole = _timed(lambda: ours(self.name, self.tokens))
-            self.left = {"outside": 1e3 * (whole - sum(spent)), "whole": 1e3 * whole}
-        return self.left.pop(part)
+        if part not in self.measured:
+            start = thread_time()
+            with _models_timed() as spent:
+                ours(self.name, self.tokens)
+            whole = thread_time() - start
+            self.measured = {"own": 1e3 * (whole - sum(spent)), "whole": 1e3 * whole}
+        return self.measured.pop(part)
 
-    def outside(self) -> float:
-        """Time outside passes and heads: the algorithm, the interpreter and the answers to reads."""
-        return self._of("outside")
+    def own(self) -> float:
+        """Time of the algorithm and of the interpreter."""
+        return self._of("own")
 
     def whole(self) -> float:
         """Time of the decoding."""
@@ -199,9 +201,9 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
         _speeds(name, tokens, "generate" + (" with an assistant" if "plain" not in name else "")) for name in SETTINGS
     ]  # fmt: skip
     for name in SETTINGS:
-        share = Share(name, tokens)
+        share = OwnTime(name, tokens)
         found.append(
-            Benchmark(f"real-python-{name}", "ms", share.outside, share.whole, "the decoding", 0.01, at_most=True, missing=_missing())
+            Benchmark(f"real-python-{name}", "ms", share.own, share.whole, "the decoding", 0.01, at_most=True, missing=_missing())
         )
     return [
         *found,
