@@ -237,18 +237,24 @@ def ranks_of(logits: Tensor, tokens: Tensor) -> Any:
     >>> ranks_of(torch.tensor([[0.5, 2.0, 2.0, 1.0]] * 4), torch.arange(4)).tolist()
     [4, 1, 2, 3]
     """
+    if logits.device.type != "cpu":
+        return _ranks_on_device(logits, tokens)
+    # numpy compares in half of torch's time, and counts bits instead of adding bytes.
+    found, own = logits.numpy(), logits.gather(1, tokens[:, None]).numpy()
+    above, tied = _true_per_row(found > own), found == own
+    if np.count_nonzero(tied) > len(found):
+        above = above + _true_per_row(tied & (np.arange(found.shape[1]) < tokens.numpy()[:, None]))
+    return above + 1
+
+
+def _ranks_on_device(logits: Tensor, tokens: Tensor) -> Any:
+    """`ranks_of` for logits that are not in the host's memory: only ranks are copied."""
     import torch
 
-    logit = logits.gather(1, tokens[:, None])
-    if logits.device.type == "cpu":  # numpy compares in half of torch's time, and counts bits
-        found, own = logits.numpy(), logit.numpy()
-        above, tied = _true_per_row(found > own), found == own
-        if np.count_nonzero(tied) > len(found):
-            above = above + _true_per_row(tied & (np.arange(found.shape[1]) < tokens.numpy()[:, None]))
-        return above + 1
-    ranks, ties = (logits > logit).sum(-1) + 1, logits == logit
-    if int(ties.count_nonzero()) > len(logits):
-        ranks += (ties & (torch.arange(logits.shape[1], device=logits.device) < tokens[:, None])).sum(-1)
+    own = logits.gather(1, tokens[:, None])
+    ranks, tied = (logits > own).sum(-1) + 1, logits == own
+    if int(tied.count_nonzero()) > len(logits):
+        ranks += (tied & (torch.arange(logits.shape[1], device=logits.device) < tokens[:, None])).sum(-1)
     return ranks.cpu().numpy()
 
 

@@ -197,7 +197,7 @@ class KvRows:
             kept = [*range(first), *later]
             for layer in self.layers:
                 layer.keep(kept)
-            moved = []
+            moved = list[Sequence[int]]()
             for row in later:
                 attended = self.attended[row]
                 stay = bisect_left(attended, first)

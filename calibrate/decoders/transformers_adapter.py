@@ -320,8 +320,8 @@ class Decoder:
     def _consecutive(self, first: int, end: int) -> tuple[Tensor, Any]:
         """Return the positions [first, end), shape (1, width), and their encoding; all rows up to the end are read.
 
-        On a CPU a rotary encoding that depends on nothing but the position is computed once for all positions: computing that of one
-        token takes as long as a third of a small layer. On a GPU passes may run on several streams, which must not share it.
+        On a CPU a rotary encoding that depends on nothing but the position is computed once for all positions: that of one token
+        takes as long as a third of a small layer. On a GPU passes may run on several streams, which must not share it.
         """
         import torch
 

@@ -249,10 +249,6 @@ class ProcessState:
     def check(self, step: Forward, rows: KvRows) -> None:
         """Raise an error if a layer holds another number of rows than the algorithm expects, for any sequence."""
         layers, batch = step.layers, step.batch
-        if batch is None and rows.at is None and not layers.gaps:
-            first, last = layers.first, layers.last
-            if [layer.length for layer in rows.layers[first:last]] == self.expected_rows.rows[step.role][first:last]:
-                return
         if batch is not None and not batch.aligned:
             caches = [self.expected_rows.sequences[number].rows[step.role] for number in batch.sequences]
             for layer in range(layers.first, layers.last):
@@ -265,8 +261,8 @@ class ProcessState:
         for low, high in layers.ranges:
             held = [layer.length for layer in rows.layers[low:high]]
             if rows.at is not None:  # rows in order of arrival: their number is not that of positions
-                ends = {length: max(rows.at[:length]) + 1 for length in {*held}}
-                held = [ends[length] for length in held]
+                positions = {length: max(rows.at[:length]) + 1 for length in {*held}}
+                held = [positions[length] for length in held]
             if held != lengths[low:high]:
                 layer = next(layer for layer in range(low, high) if held[layer - low] != lengths[layer])
                 found = f"should hold {lengths[layer]} positions, it holds {held[layer - low]}"
