@@ -875,15 +875,17 @@ def test_invalid_reads_and_rows_are_errors() -> None:
 
     run = target.run
 
-    def losing(tokens: Any, at: int, layers: LayerSpan, rows: Any, *more: Any, **how: Any) -> Any:
-        made = run(tokens, at, layers, rows, *more, **how)
-        if at:
-            rows.layers[1].length = 2
-        return made
+    for lost in range(depth):
 
-    target.run = losing  # type: ignore[method-assign]
-    with pytest.raises(CacheError, match="target: layer 1 should hold 3 positions, it holds 2"):
-        Real({"target": target}).run(unread(), 1)
+        def losing(tokens: Any, at: int, layers: LayerSpan, rows: Any, *more: Any, lost: int = lost, **how: Any) -> Any:
+            made = run(tokens, at, layers, rows, *more, **how)
+            if at:
+                rows.layers[lost].length = 2
+            return made
+
+        target.run = losing  # type: ignore[method-assign]
+        with pytest.raises(CacheError, match=f"target: layer {lost} should hold 3 positions, it holds 2"):
+            Real({"target": target}).run(unread(), 1)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -902,14 +904,15 @@ def test_stored_encodings_of_positions_are_those_of_the_library(kind: str, monke
 
     monkeypatch.setattr(transformers_adapter, "ENCODED", 4)
     decoder = real_models.decoders(kind, dtype="float32")["target"]
-    for first, end in ((0, 3), (2, 4), (3, 9), (8, 9), (1, 40), (0, 41)):
+    for first, end in ((0, 3), (2, 4), (3, 9), (8, 9), (0, 18), (18, 19), (1, 40)):
         positions, extras = decoder._consecutive(first, end)
         assert positions.tolist() == [[*range(first, end)]]
         assert same(extras, decoder._extras(torch.arange(first, end)[None], end)), (first, end)
-    held, at = [5, 3, 3, 90], [*range(90), 5, 3, 3, 90]
-    positions, extras = decoder._scattered(held, at)
-    assert positions.tolist() == [held]
-    assert same(extras, decoder._extras(torch.tensor([held]), torch.tensor(at)))
+    for last in (2, 7, 79, 80, 90):
+        held, at = [1, 0, 0, last], [*range(last), 1, 0, 0, last]
+        positions, extras = decoder._scattered(held, at)
+        assert positions.tolist() == [held]
+        assert same(extras, decoder._extras(torch.tensor([held]), torch.tensor(at))), last
 
 
 @pytest.mark.parametrize(("scaling", "stored"), [

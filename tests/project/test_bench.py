@@ -140,6 +140,23 @@ def test_real_sides_write_the_same() -> None:
     assert log["token"].to_list() == real.library(6, 2)[:, real.PROMPT :].flatten().tolist()
 
 
+def test_only_the_sides_with_a_draft_make_passes_of_it() -> None:
+    pytest.importorskip("transformers")
+    from tests.bench import real
+
+    passes = list[object]()
+    draft = real._models()["draft"]
+    hook = draft.modules[0].register_forward_hook(lambda *_: passes.append(_))
+    try:
+        for name in real.SETTINGS:
+            for side in (real.ours, real.as_library):
+                passes.clear()
+                side(name, 6)
+                assert bool(passes) == ("plain" not in name), (name, side)
+    finally:
+        hook.remove()
+
+
 def test_sampled_real_sides_draw_anew_in_each_run() -> None:
     pytest.importorskip("transformers")
     from tests.bench import real
