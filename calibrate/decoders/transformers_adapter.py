@@ -303,7 +303,7 @@ class Decoder:
     def _begin(self, tokens: tuple[int, ...], count: int, place: PassPositions, padding: Padding | None = None) -> Tensor:
         import torch
 
-        if self.numbers is not None and len(tokens) == 1:
+        if self.numbers is not None and len(tokens) == 1 and 0 <= tokens[0] < self.vocabulary:
             numbers = self.numbers[tokens[0] : tokens[0] + 1]
         else:
             numbers = torch.tensor(tokens, device=self.device)
