@@ -35,7 +35,7 @@ test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random exa
 mutate: $(VENV)/.test-stamp  ## plant faults drawn by seed in all packages and see which the tests catch; ARGS="--seed 1 --faults 20"
 	$(BIN)/python -m tests.mutation.mutation_sample $(ARGS)
 
-bench: $(VENV)/.test-stamp  ## time the simulator
+bench: $(VENV)/.test-stamp  ## time the simulator and real decodings against known limits
 	$(BIN)/python -m tests.bench $(ARGS)
 
 validate: $(VENV)/.run-stamp  ## write calibrate/VALIDATION.md anew from DATA; ARGS=--check says whether it is out of date

@@ -79,9 +79,11 @@ class LayerSpan(NamedTuple):
     def ranges(self) -> Sequence[tuple[int, int]]:
         """Layers that are run, as half-open ranges.
 
-        >>> LayerSpan(0, 24, gaps=((1, 17),)).ranges
-        [(0, 1), (17, 24)]
+        >>> LayerSpan(0, 24, gaps=((1, 17),)).ranges, LayerSpan(0, 24).ranges, LayerSpan(8, 8).ranges
+        ([(0, 1), (17, 24)], [(0, 24)], [])
         """
+        if not self.gaps:
+            return [(self.first, self.last)] if self.first < self.last else []
         bounds = [self.first, *[bound for gap in self.gaps for bound in gap], self.last]
         return [span for span in zip(bounds[::2], bounds[1::2], strict=True) if span[0] < span[1]]
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 GROUP = 50
 """Most sequences of a batch."""
-PIECE = 1024
-"""Most positions whose logits are in memory at once."""
+PIECE = 256
+"""Most positions whose logits are in memory at once: few enough to stay in the cache of a processor core."""
 Report = Callable[[int, int, str], None]
 
 
@@ -231,16 +231,40 @@ def _pieces(count: int) -> Iterator[slice]:
 
 
 def ranks_of(logits: Tensor, tokens: Tensor) -> Any:
-    """Ranks of tokens by their logits, from 1; ties are ordered by token id."""
+    """Ranks of tokens by their logits, from 1; ties are ordered by token id.
+
+    >>> import torch
+    >>> ranks_of(torch.tensor([[0.5, 2.0, 2.0, 1.0]] * 4), torch.arange(4)).tolist()
+    [4, 1, 2, 3]
+    """
+    if logits.device.type != "cpu":
+        return _ranks_on_device(logits, tokens)
+    # numpy compares in half of torch's time, and counts bits instead of adding bytes.
+    found, own = logits.numpy(), logits.gather(1, tokens[:, None]).numpy()
+    above, tied = _true_per_row(found > own), found == own
+    if np.count_nonzero(tied) > len(found):
+        above = above + _true_per_row(tied & (np.arange(found.shape[1]) < tokens.numpy()[:, None]))
+    return above + 1
+
+
+def _ranks_on_device(logits: Tensor, tokens: Tensor) -> Any:
+    """`ranks_of` for logits that are not in the host's memory: only ranks are copied."""
     import torch
 
-    logit = logits.gather(1, tokens[:, None])
-    above = (logits > logit).sum(-1)
-    ties = (logits == logit).sum(-1)
-    if bool((ties > 1).any()):
-        ids = torch.arange(logits.shape[1], device=logits.device)
-        above = above + ((logits == logit) & (ids < tokens[:, None])).sum(-1)
-    return (above + 1).cpu().numpy()
+    own = logits.gather(1, tokens[:, None])
+    ranks, tied = (logits > own).sum(-1) + 1, logits == own
+    if int(tied.count_nonzero()) > len(logits):
+        ranks += (tied & (torch.arange(logits.shape[1], device=logits.device) < tokens[:, None])).sum(-1)
+    return ranks.cpu().numpy()
+
+
+def _true_per_row(mask: Any) -> Any:
+    """Number of true entries in each row, shape (rows,).
+
+    >>> _true_per_row(np.array([[True] * 9, [False] * 8 + [True]])).tolist()
+    [9, 1]
+    """
+    return np.bitwise_count(np.packbits(mask, axis=1)).sum(1, dtype=np.int64)
 
 
 def _of_draft(

@@ -114,7 +114,8 @@ class DraftHead(Decoder):
         vars(self).update(vars(target))
         self.target, self.hidden = target, hidden
         modules.to(target.device, target.dtype).eval().requires_grad_(False)
-        self.name, self.layers, self.heads, self._last_positions = f"{self.kind} head of {target.name}", 1, {}, None
+        self.name, self.layers, self.heads = f"{self.kind} head of {target.name}", 1, {}
+        self._last_positions = self._encoded = None
 
     @property
     def longest_draft(self) -> int | None:

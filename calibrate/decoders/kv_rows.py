@@ -6,6 +6,7 @@ either writes where the other reads. The library's layers receive `KvRows` as th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,11 +112,12 @@ class LayerRows:
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
-        if rows == [*range(len(rows))]:
-            self.length = len(rows)
+        stay = next((index for index, row in enumerate(rows) if index != row), len(rows))
+        if stay == len(rows):
+            self.length = stay
         elif self.keys is not None and self.values is not None:
-            keys, values = self.keys[:, :, rows], self.values[:, :, rows]
-            self.length, self.keys, self.values = 0, None, None
+            keys, values = self.keys[:, :, rows[stay:]], self.values[:, :, rows[stay:]]
+            self.length = stay
             self.write(keys, values)
 
     def select(self, chosen: list[int]) -> LayerRows:
@@ -133,7 +135,7 @@ class KvRows:
     """Rows of all layers, of one or several sequences.
 
     The rows of a sequence are in order of position. After passes over several hypotheses they are in order of arrival: `at` has the
-    position of each row, and `attended` the rows that it attends to.
+    position of each row, and `attended` the rows that it attends to, in order.
     """
 
     def __init__(self, layers: int) -> None:
@@ -183,23 +185,38 @@ class KvRows:
             for layer in self.layers:
                 layer.length = min(layer.length, at)
             return
-        kept = [row for row, position in enumerate(self.at) if position < at]
-        if len(kept) == len(self.at):
+        first = min(at, len(self.at))  # a row follows one at each earlier position: the first `at` rows are at positions before it
+        later = [row for row in range(first, len(self.at)) if self.at[row] < at]
+        if first + len(later) == len(self.at):
             return
-        first = next((row for row, old in enumerate(kept) if row != old), len(kept))  # rows before it do not move
-        new = {old: row for row, old in enumerate(kept)}
+        while later and later[0] == first:  # rows before the first that is dropped do not move
+            first += 1
+            del later[0]
+        if later:
+            new = {old: row for row, old in enumerate(later, first)}
+            kept = [*range(first), *later]
+            for layer in self.layers:
+                layer.keep(kept)
+            moved = list[Sequence[int]]()
+            for row in later:
+                attended = self.attended[row]
+                stay = bisect_left(attended, first)
+                moved.append([*attended[:stay], *[new[each] for each in attended[stay:]]])
+            self.at = self.at[:first] + [self.at[row] for row in later]
+            self.attended = self.attended[:first] + moved
+            return
         for layer in self.layers:
-            layer.keep(kept)
-        self.at = [self.at[row] for row in kept]
-        self.attended = self.attended[:first] + [[new[each] for each in self.attended[row]] for row in kept[first:]]
+            layer.length = first
+        del self.at[first:]
+        del self.attended[first:]
 
     def add_hypotheses(self, at: int, tree: tuple[int, ...]) -> list[Sequence[int]]:
         """Add rows for a pass over several hypotheses (`Forward.tree`); return the rows that each token sees, itself the last."""
         if self.at is None:
             length = max(layer.length for layer in self.layers)
             self.at, self.attended = [*range(length)], [range(row + 1) for row in range(length)]
-        before = [row for row, position in enumerate(self.at) if position == at - 1]
         first = len(self.at)
+        before = [row for row in range(max(at - 1, 0), first) if self.at[row] == at - 1]  # no row is at a position after its index
         for index, follows in enumerate(tree):
             parent = before[-1 - follows] if follows < 0 and at else first + follows if follows >= 0 else None
             self.at.append(at if parent is None else self.at[parent] + 1)

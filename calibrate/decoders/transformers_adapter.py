@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
 
 
+FIXED_ENCODINGS = ("default", "linear", "llama3", "yarn")
+"""Rotary encodings, by the library's names, in which that of a position does not depend on the length of the sequence."""
+ENCODED = 512
+"""Least positions that are encoded at once."""
+
+
 class PassPositions(NamedTuple):
     """Positions and attention mask of the tokens of a pass."""
 
@@ -80,6 +86,8 @@ class Decoder:
     cache_name: ClassVar[str] = "past_key_values"
 
     def __init__(self, full: Any, name: str) -> None:
+        import torch
+
         self.full, self.name = full.eval(), name
         self.config = full.config
         self.body = full.get_decoder()
@@ -101,8 +109,10 @@ class Decoder:
         self.max_positions = self._max_positions()
         self._last_positions: tuple[int, int, PassPositions] | None = None
         """Positions of the last pass, kept for the next pass, which may run later layers of the same tokens."""
-        self.numbers: Tensor | None = None
-        """All token ids, on the device: a view of it needs no synchronous copy from the host."""
+        self._encoded: tuple[Tensor, ...] | None = None
+        """Positions from 0 on, shape (1, positions), and their encodings, each (1, positions, size): see `_consecutive`."""
+        self.numbers: Tensor | None = torch.arange(self.vocabulary) if self.device.type == "cpu" else None
+        """All token ids, on the device: a view of it needs no tensor, and no synchronous copy from the host."""
 
     def _max_positions(self) -> int | None:
         """Return the most positions of the model, None if unlimited."""
@@ -217,28 +227,33 @@ class Decoder:
                 return self._last_positions[2]
             if self.max_positions is not None and at + width > self.max_positions:
                 self._too_long(at + width)
-            positions = torch.arange(at, at + width, device=self.device)[None]
+            positions, extras = self._consecutive(at, at + width)
             mask = None
             if width > 1 and at:
                 mask = torch.ones(width, at + width, dtype=torch.bool, device=self.device).tril_(at)[None, None]
-            place = PassPositions(positions, mask, self._extras(positions, at + width))
+            place = PassPositions(positions, mask, extras)
             self._last_positions = at, width, place
             return place
-        seen = rows.add_hypotheses(at, tree or (-1, *range(width - 1)))
+        follows = tree or (-1, *range(width - 1))
+        seen = rows.add_hypotheses(at, follows)
         assert rows.at is not None
         held = rows.at[-width:]
         if self.max_positions is not None and max(held) >= self.max_positions:
             self._too_long(max(held) + 1)
         sees = np.zeros((width, len(rows.at)), dtype=np.bool_)  # index assignment in torch is ten times slower
-        for index, attended in enumerate(seen):
-            sees[index, attended] = True
+        for index, (attended, parent) in enumerate(zip(seen, follows, strict=True)):
+            if parent < 0:
+                sees[index, attended] = True
+            else:  # all that its parent sees, and itself
+                sees[index] = sees[parent]
+                sees[index, attended[-1]] = True
         first, latest = visible_positions(at, context_budget)
         if first.stop < latest.start:  # rows are in order of arrival, so those beyond the budget are masked, not left out
             places = np.array(rows.at)
             sees[:, (places >= first.stop) & (places < latest.start)] = False
         mask = None if sees.all() else torch.from_numpy(sees).to(self.device)[None, None]
-        positions = torch.tensor(held, device=self.device)[None]
-        return PassPositions(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))
+        positions, extras = self._scattered(held, rows.at)
+        return PassPositions(positions, mask, extras)
 
     def _limited_positions(self, at: int, width: int, context_budget: int) -> PassPositions:
         """Place tokens that attend to a part of the rows before them: these rows are left out of keys and values."""
@@ -288,7 +303,7 @@ class Decoder:
     def _begin(self, tokens: tuple[int, ...], count: int, place: PassPositions, padding: Padding | None = None) -> Tensor:
         import torch
 
-        if self.numbers is not None and len(tokens) == 1:
+        if self.numbers is not None and len(tokens) == 1 and 0 <= tokens[0] < self.vocabulary:
             numbers = self.numbers[tokens[0] : tokens[0] + 1]
         else:
             numbers = torch.tensor(tokens, device=self.device)
@@ -301,6 +316,42 @@ class Decoder:
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         """Return the encoding of positions for the layers; `rows` is the number of rows, or the position of each."""
         return self.body.rotary_emb(self.embedding.weight, position_ids=positions)
+
+    def _consecutive(self, first: int, end: int) -> tuple[Tensor, Any]:
+        """Return the positions [first, end), shape (1, width), and their encoding; all rows up to the end are read.
+
+        On a CPU a rotary encoding that depends on nothing but the position is computed once for all positions: that of one token
+        takes as long as a third of a small layer. On a GPU passes may run on several streams, which must not share it.
+        """
+        import torch
+
+        encoded = self._encoded_to(end)
+        if encoded is None:
+            positions = torch.arange(first, end, device=self.device)[None]
+            return positions, self._extras(positions, end)
+        positions, *extras = [each[:, first:end] for each in encoded]
+        return positions, (*extras,)
+
+    def _scattered(self, held: list[int], at: list[int]) -> tuple[Tensor, Any]:
+        """Return these positions, shape (1, width), and their encoding; `at` has the position of each row."""
+        import torch
+
+        positions, encoded = torch.tensor(held, device=self.device), self._encoded_to(max(held) + 1)
+        if encoded is None:
+            return positions[None], self._extras(positions[None], torch.tensor(at, device=self.device))
+        return positions[None], tuple([each.index_select(1, positions) for each in encoded[1:]])
+
+    def _encoded_to(self, end: int) -> tuple[Tensor, ...] | None:
+        """Return all positions up to at least `end` and their encodings, if these are fixed."""
+        import torch
+
+        kind = getattr(getattr(self.body, "rotary_emb", None), "rope_type", None)
+        if self.device.type != "cpu" or kind not in FIXED_ENCODINGS:
+            return None
+        if self._encoded is None or end > self._encoded[0].shape[1]:
+            whole = torch.arange(max(2 * end, ENCODED))[None]
+            self._encoded = whole, *self._extras(whole, whole.shape[1])
+        return self._encoded
 
     def _layer(self, layer: int, hidden: Tensor, place: PassPositions, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](

@@ -119,14 +119,21 @@ class RandomDraws:
 class PassOutput:
     """Output of a pass: states after its last layer, and logits, computed at the first read."""
 
-    __slots__ = ("_best", "_logits", "_probabilities", "before", "decoder", "positions", "states", "step")
+    __slots__ = ("_best", "_logits", "_positions", "_probabilities", "before", "decoder", "states", "step")
 
     def __init__(self, step: Forward, decoder: Decoder, states: Tensor | None, before: Tensor | None) -> None:
         self.step, self.decoder, self.states, self.before = step, decoder, states, before
-        self.positions: Sequence[int] = step.positions
+        self._positions: Sequence[int] | None = None
         self._logits: Tensor | None = None
         self._best: list[int] | None = None
-        self._probabilities: dict[int, Floats] = {}
+        self._probabilities: dict[int, Floats] | None = None
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Cache position of each token."""
+        if self._positions is None:
+            self._positions = self.step.positions
+        return self._positions
 
     def alone(self, hypothesis: int) -> PassOutput:
         """Return the output of a single hypothesis of a pass over several, one token each."""
@@ -161,7 +168,7 @@ class PassOutput:
                 read = f"token {token} of sequence {batch.sequences[index]}"
                 raise CacheError(f"{step.role}: {read} is read, but only its last {batch.heads[index]} are projected")
             return batch.head_starts[index] + row
-        return offset + len(self.logits) - (0 if offset < 0 else len(self.positions))
+        return offset + len(self.logits) - (0 if offset < 0 else len(step.tokens))
 
     def best(self, offset: int) -> int:
         """Return the likeliest token; ties go to the first."""
@@ -176,6 +183,8 @@ class PassOutput:
     def probabilities(self, offset: int, sampling: Sampling | None) -> Floats:
         """Return the probabilities of all tokens: of the model, or of the sampling distribution."""
         row = self.row(offset) if sampling is None else -1 - self.row(offset)
+        if self._probabilities is None:
+            self._probabilities = {}
         if row not in self._probabilities:
             scores = self.scores(offset)
             self._probabilities[row] = softmax(scores) if sampling is None else sampling.probabilities(scores)
@@ -250,10 +259,14 @@ class ProcessState:
         cache = self.expected_rows if batch is None else self.expected_rows.sequences.get(batch.sequences[0], self.expected_rows)
         lengths = cache.rows[step.role]
         for low, high in layers.ranges:
-            for layer in range(low, high):
-                held = rows.layers[layer].length if rows.at is None else max(rows.at[: rows.layers[layer].length]) + 1
-                if held != lengths[layer]:
-                    raise CacheError(f"{step.role}: layer {layer} should hold {lengths[layer]} positions, it holds {held}")
+            held = [layer.length for layer in rows.layers[low:high]]
+            if rows.at is not None:  # rows in order of arrival: their number is not that of positions
+                positions = {length: max(rows.at[:length]) + 1 for length in {*held}}
+                held = [positions[length] for length in held]
+            if held != lengths[low:high]:
+                layer = next(layer for layer in range(low, high) if held[layer - low] != lengths[layer])
+                found = f"should hold {lengths[layer]} positions, it holds {held[layer - low]}"
+                raise CacheError(f"{step.role}: layer {layer} {found}")
 
 
 @dataclass
@@ -337,8 +350,6 @@ class Real(Interpreter):
             self.times.commits.append(time.perf_counter() - self.times.start)
 
     def _make_pass(self, cache: ProcessState, step: Forward) -> PassOutput:
-        import torch
-
         role, tokens, layers = step.role, step.tokens, step.layers
         decoder = self.decoders[role]
         if layers.last > decoder.layers:
@@ -346,15 +357,16 @@ class Real(Interpreter):
             raise ParameterError(f"layers of the {role} must be {bound}, got at least {layers.last}")
         cache.expected_rows.write(step)
         states: Tensor | None = None
-        if isinstance(step.state, Features):
-            states = _states_of(step.state)
-        elif step.state is not None and layers.first:
-            outputs: tuple[PassOutput, ...] = step.state if isinstance(step.state, tuple) else (step.state,)
+        state = step.state
+        if isinstance(state, Features):
+            states = _states_of(state)
+        elif state is not None and layers.first:
+            outputs: tuple[PassOutput, ...] = state if isinstance(state, tuple) else (state,)
             made = [each.states for each in outputs if each.states is not None]
-            states = (made[0] if len(made) == 1 else torch.cat(made))[-len(tokens) :]
+            states = (made[0] if len(made) == 1 else _joined(made))[-len(tokens) :]
         if layers.first == layers.last:
             return PassOutput(step, decoder, states, None)
-        rows = cache.rows_of(role, () if step.batch is None else step.batch.sequences)
+        rows = cache.rows[role] if step.batch is None else cache.rows_of(role, step.batch.sequences)
         if self.answers is not None:
             tokens = self.to_vocabulary(role, tokens)
         seen: list[Tensor] | None = [] if step.compared else None
@@ -373,6 +385,8 @@ class Real(Interpreter):
 
     def read(self, step: Read) -> Any:
         """Evaluate a read of a pass."""
+        if self.answers is None and self.times is None and self.log is None:
+            return self._evaluate(step)
         begun = time.perf_counter()
         found = self._evaluate(step if self.answers is None else self._in_vocabulary(step))
         if self.answers is not None:
@@ -465,6 +479,12 @@ class Real(Interpreter):
 
     def _random_number(self, purpose: str, output: PassOutput, offset: int) -> float:
         return self.random_draws.draw(purpose, output.positions[offset] + 1, output.step.sequence_of(offset))
+
+
+def _joined(states: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.cat(states)
 
 
 def _states_of(features: Features) -> Tensor | None:

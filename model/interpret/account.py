@@ -127,10 +127,19 @@ class Account:
 
     def add(self, step: Forward) -> None:
         """Count a pass."""
-        attended, read = context_of(step)
-        counts = self.passes_by_kind.setdefault(kind_of(step), [0, 0, 0])
-        for index, more in enumerate((1, attended, read)):
-            counts[index] += more
+        role, tokens, at, layers, _, heads, _, tree, batch, compared, _, budget = step
+        width = len(tokens)
+        if tree or batch is not None or budget is not None:
+            attended, read = context_of(step)
+        else:
+            attended, read = at * width + width * (width + 1) // 2, at + width
+        kind = Kind(role, width, layers, heads, compared)
+        counts = self.passes_by_kind.get(kind)
+        if counts is None:
+            counts = self.passes_by_kind[kind] = [0, 0, 0]
+        counts[0] += 1
+        counts[1] += attended
+        counts[2] += read
 
     def include(self, other: Account) -> None:
         """Add all counts of another account."""

@@ -156,11 +156,13 @@ class Cache:
         if gaps or role in self.skipping:
             self._write_spans(step)
             return
-        held[first:last] = [step.end if tree else at + len(step.tokens)] * (last - first)
+        positions = step.positions
+        end = max(positions) + 1 if tree else at + len(tokens)
+        held[first:last] = [end] * (last - first)
         if last < len(held) and held[last] > at and not kv_only:
             held[last:] = [min(rows, at) for rows in held[last:]]
         if tree or (self.breadths and role in self.breadths):
-            self._spread(step)
+            self._spread(role, at, end, positions)
 
     def write_all(self, step: Forward, count: int) -> None:
         """Record `count` passes over one token each, one after another, of which `step` is the first."""
@@ -185,11 +187,13 @@ class Cache:
             held[low:start] = [end] * (start - low)
             low = stop
 
-    def _spread(self, step: Forward) -> None:
-        """Record the number of tokens of a pass at each position."""
-        held = self.breadths.setdefault(step.role, [])
-        held[:] = [*held[: step.at], *[1] * (step.at - len(held)), *[0] * (step.end - step.at)]
-        for position in step.positions:
+    def _spread(self, role: str, at: int, end: int, positions: Sequence[int]) -> None:
+        """Record the number of tokens of a pass from position `at` to `end` at each position."""
+        held = self.breadths.setdefault(role, [])
+        del held[at:]
+        held += [1] * (at - len(held))
+        held += [0] * (end - at)
+        for position in positions:
             held[position] += 1
 
     def adopt(self, step: Forward, at: int, layers: int, hypothesis: int | None = None) -> None:
@@ -401,6 +405,8 @@ class Interpreter(ABC):
                     # No other process is there: the end time of the pass does not matter.
                 case Read():
                     task.answer = self.read(step)
+                case Commit():
+                    self.commit(step)
                 case DraftLimit():
                     task.answer = step.longest
                 case Lookup():
@@ -433,8 +439,6 @@ class Interpreter(ABC):
                     work.account.adopted_rows += step.layers
                     made = step.task.value
                     task.answer = made if step.hypothesis is None else made.alone(step.hypothesis)
-                case Commit():
-                    self.commit(step)
 
     def _gathered(self, task: Task) -> bool:
         """If all tasks that `task` waits for have ended, set its answer and return True."""

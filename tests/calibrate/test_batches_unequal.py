@@ -567,6 +567,35 @@ def test_a_cut_moves_rows_that_are_not_in_order_of_position() -> None:
     assert [[*each] for each in rows.attended] == [[0], [0, 1], [0, 2]]
 
 
+@given(data=st.data(), prompt=st.integers(1, 4))
+def test_rows_after_passes_and_cuts_are_the_tokens_before_the_cut_in_order_of_arrival(data: st.DataObject, prompt: int) -> None:
+    """Passes over random trees at random positions, against a list of tokens with their ancestors."""
+    rows, tokens = KvRows(2), list[tuple[int, ...]]()  # a token is the list of its ancestors, itself the last
+    for layer in rows.layers:
+        layer.write(*numbers(0.0, prompt))
+    tokens += [tuple(range(token + 1)) for token in range(prompt)]
+    made = prompt
+    for _ in range(data.draw(st.integers(1, 5))):
+        at = data.draw(st.integers(1, max(map(len, tokens))))
+        rows.cut(at)
+        tokens = [token for token in tokens if len(token) <= at]
+        before = [token for token in tokens if len(token) == at]
+        tree, new = list[int](), list[tuple[int, ...]]()
+        for index in range(data.draw(st.integers(1, 4))):
+            tree.append(data.draw(st.integers(-len(before), index - 1)))
+            parent = new[tree[-1]] if tree[-1] >= 0 else before[-1 - tree[-1]]
+            new.append((*parent, made + index))
+        tokens += new
+        place = {token[-1]: row for row, token in enumerate(tokens)}
+        assert [[*seen] for seen in rows.add_hypotheses(at, tuple(tree))] == [[place[each] for each in token] for token in new]
+        for layer in rows.layers:
+            layer.write(*numbers(float(made), len(new)))
+        made += len(new)
+        assert rows.at == [len(token) - 1 for token in tokens]
+        assert [[*seen] for seen in rows.attended] == [[place[each] for each in token] for token in tokens]
+        assert {tuple(both(layer)) for layer in rows.layers} == {tuple(token[-1] for token in tokens)}
+
+
 def test_adopt_copies_rows_of_some_layers_and_of_a_hypothesis() -> None:
     own, other = KvRows(3), KvRows(3)
     for mine, theirs in zip(own.layers, other.layers, strict=True):

@@ -105,6 +105,23 @@ def test_drafts_are_those_of_one_pass_over_the_whole_text(kind: str, architectur
     assert min(compared) >= 2, compared
 
 
+def test_a_head_encodes_positions_in_its_own_way() -> None:
+    """Not as a target with another base of its rotary encoding, of which the head takes the parts that they share."""
+    import transformers
+
+    from calibrate.decoders.eagle_and_medusa import EagleHead, eagle_modules, eagle_size
+    from calibrate.decoders.transformers_adapter import decoder_of
+
+    config = real_models.config("llama", 2)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0}
+    target = decoder_of(transformers.LlamaForCausalLM(config), "target")
+    theirs = target._consecutive(0, 6)[1]
+    head = EagleHead(target, eagle_modules(eagle_size(target)))
+    found, expected = head._consecutive(0, 6)[1], head._extras(torch.arange(6)[None], 6)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert not any(torch.equal(one, other) for one, other in zip(found, theirs, strict=True))
+
+
 def test_masks_are_no_tokens_of_the_vocabulary() -> None:
     """Forced tokens are positions, mapped into the vocabulary; a mask stays one, or a parallel draft would read a token there."""
     real = Real(real_models.decoders("llama"))

@@ -875,15 +875,66 @@ def test_invalid_reads_and_rows_are_errors() -> None:
 
     run = target.run
 
-    def losing(tokens: Any, at: int, layers: LayerSpan, rows: Any, *more: Any, **how: Any) -> Any:
-        made = run(tokens, at, layers, rows, *more, **how)
-        if at:
-            rows.layers[1].length = 2
-        return made
+    for lost in range(depth):
 
-    target.run = losing  # type: ignore[method-assign]
-    with pytest.raises(CacheError, match="target: layer 1 should hold 3 positions, it holds 2"):
-        Real({"target": target}).run(unread(), 1)
+        def losing(tokens: Any, at: int, layers: LayerSpan, rows: Any, *more: Any, lost: int = lost, **how: Any) -> Any:
+            made = run(tokens, at, layers, rows, *more, **how)
+            if at:
+                rows.layers[lost].length = 2
+            return made
+
+        target.run = losing  # type: ignore[method-assign]
+        with pytest.raises(CacheError, match=f"target: layer {lost} should hold 3 positions, it holds 2"):
+            Real({"target": target}).run(unread(), 1)
+
+
+def same(one: Any, other: Any) -> bool:
+    """True if two encodings of positions are equal bit for bit."""
+    if not isinstance(one, tuple):
+        return other is None if one is None else bool((one == other).all())
+    return len(one) == len(other) and all(bool((left == right).all()) for left, right in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stored_encodings_of_positions_are_those_of_the_library(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where more have to be stored, and where the positions of a pass do not follow one another."""
+    import torch
+
+    from calibrate.decoders import transformers_adapter
+
+    monkeypatch.setattr(transformers_adapter, "ENCODED", 4)
+    decoder = real_models.decoders(kind, dtype="float32")["target"]
+    for first, end in ((0, 3), (2, 4), (3, 9), (8, 9), (0, 18), (18, 19), (1, 40)):
+        positions, extras = decoder._consecutive(first, end)
+        assert positions.tolist() == [[*range(first, end)]]
+        assert same(extras, decoder._extras(torch.arange(first, end)[None], end)), (first, end)
+    for last in (2, 7, 79, 80, 90):
+        held, at = [1, 0, 0, last], [*range(last), 1, 0, 0, last]
+        positions, extras = decoder._scattered(held, at)
+        assert positions.tolist() == [held]
+        assert same(extras, decoder._extras(torch.tensor([held]), torch.tensor(at))), last
+
+
+@pytest.mark.parametrize(("scaling", "stored"), [
+    ({"rope_type": "default"}, True), ({"rope_type": "linear", "factor": 2.0}, True),
+    ({"rope_type": "dynamic", "factor": 2.0}, False),
+])  # fmt: skip
+def test_encodings_that_depend_on_the_length_are_not_stored(scaling: dict[str, Any], stored: bool) -> None:
+    from types import SimpleNamespace
+
+    import torch
+    import transformers
+
+    from calibrate.decoders.transformers_adapter import decoder_of
+
+    config = real_models.config("llama", 2)
+    config.rope_parameters = scaling | {"rope_theta": 10000.0}
+    decoder = decoder_of(transformers.LlamaForCausalLM(config), "scaled")
+    assert (decoder._encoded_to(5) is not None) == stored
+    assert same(decoder._consecutive(2, 5)[1], decoder._extras(torch.arange(2, 5)[None], 5))
+    elsewhere: Any = decoder
+    elsewhere.device = SimpleNamespace(type="cuda")  # there passes may run on several streams
+    assert decoder._encoded_to(5) is None
 
 
 def test_positions_start_and_end_tokens_come_from_the_configuration() -> None:

@@ -827,6 +827,24 @@ def test_a_log_that_does_not_fit_is_refused(
     assert result.stderr.count("\n") == 1
 
 
+@given(data=st.data(), rows=st.integers(1, 4), vocabulary=st.integers(1, 20), largest=st.sampled_from([1, 30]))
+def test_a_rank_is_the_place_in_the_order_by_logit_and_token(data: st.DataObject, rows: int, vocabulary: int, largest: int) -> None:
+    """Few different logits, so that examples have ties, many or only one; the same on the host and on another device."""
+    import torch
+
+    values = st.lists(st.integers(0, largest), min_size=vocabulary, max_size=vocabulary)
+    logits = data.draw(st.lists(values, min_size=rows, max_size=rows))
+    tokens = data.draw(st.lists(st.integers(0, vocabulary - 1), min_size=rows, max_size=rows))
+    expected = [
+        1 + sorted(range(vocabulary), key=lambda each, row=row: (-row[each], each)).index(token)
+        for row, token in zip(logits, tokens, strict=True)
+    ]
+    given_ = torch.tensor(logits, dtype=torch.float32), torch.tensor(tokens)
+    for ranks in (logging.ranks_of, logging._ranks_on_device):
+        assert ranks(*given_).tolist() == expected
+        assert ranks(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([1])).tolist() == [2]  # a single tie
+
+
 def test_the_greedy_token_ranks_first_among_ties() -> None:
     """A head of zeros gives equal logits, of which the first ranks first, as in argmax."""
     import copy

@@ -76,6 +76,26 @@ def test_totals_of_an_account() -> None:
     assert (twice.adoptions, twice.adopted_rows, twice.moves) == (4, 60, 2)
 
 
+PASSES = st.builds(
+    lambda width, at, heads, more: Forward("target", (7,) * width, at, LayerSpan(0, 4), heads=min(heads, width), **more(width, at)),
+    st.integers(1, 4), st.integers(0, 9), st.integers(0, 4),
+    st.sampled_from([
+        lambda width, at: {}, lambda width, at: {"tree": (-1,) * width}, lambda width, at: {"context_budget": 3},
+        lambda width, at: {"compared": width}, lambda width, at: {"batch": Batch.uniform(tuple(range(width)), at)},
+    ]),
+)  # fmt: skip
+
+
+@given(st.lists(PASSES, max_size=8))
+def test_an_account_counts_passes_by_kind_with_their_contexts(passes: list[Forward]) -> None:
+    account, expected = Account(), dict[Kind, list[int]]()
+    for step in passes:
+        account.add(step)
+        counts = expected.get(kind_of(step), [0, 0, 0])
+        expected[kind_of(step)] = [one + more for one, more in zip(counts, (1, *context_of(step)), strict=True)]
+    assert account.passes_by_kind == expected
+
+
 def test_kind_of_a_pass_ignores_position_and_tokens() -> None:
     step = Forward("target", (7, 8), 5, LayerSpan(1, 4, gaps=((2, 3),), kv_only=True), "state", heads=2, unit=0, compared=1)
     assert kind_of(step) == Kind("target", 2, LayerSpan(1, 4, ((2, 3),), True), 2, 1)

@@ -134,6 +134,48 @@ def test_real_sides_write_the_same() -> None:
     pytest.importorskip("transformers")
     from tests.bench import real
 
-    assert real.library(6)[0, real.PROMPT :].tolist() == real.plain(6)
+    for name in ("plain", "speculative", "tree"):
+        assert real.as_library(name, 24)[0, real.PROMPT :].tolist() == real.ours(name, 24), name
     log = real.log(6, 2)
     assert log["token"].to_list() == real.library(6, 2)[:, real.PROMPT :].flatten().tolist()
+
+
+def test_only_the_sides_with_a_draft_make_passes_of_it() -> None:
+    pytest.importorskip("transformers")
+    from tests.bench import real
+
+    passes = list[object]()
+    draft = real._models()["draft"]
+    hook = draft.modules[0].register_forward_hook(lambda *_: passes.append(_))
+    try:
+        for name in real.SETTINGS:
+            for side in (real.ours, real.as_library):
+                passes.clear()
+                side(name, 6)
+                assert bool(passes) == ("plain" not in name), (name, side)
+    finally:
+        hook.remove()
+
+
+def test_sampled_real_sides_draw_anew_in_each_run() -> None:
+    pytest.importorskip("transformers")
+    from tests.bench import real
+
+    for name in ("plain-sampled", "speculative-sampled"):
+        for side in (real.ours, lambda *run: real.as_library(*run)[0, real.PROMPT :].tolist()):
+            first, again, other = side(name, 16, 1), side(name, 16, 1), side(name, 16, 2)
+            assert first == again != other
+            assert len(first) == 16
+
+
+def test_own_time_of_a_real_decoding_is_a_part_of_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that advances by a second per call: passes and reads take a second each, as does what is between them."""
+    pytest.importorskip("transformers")
+    from tests.bench import real
+    from tests.support.fake_clocks import SteppedClock
+
+    monkeypatch.setattr(real, "thread_time", SteppedClock(step=1.0).perf_counter)
+    timed = real.OwnTime("plain", 3)
+    calls = 1 + 3 + 3  # the prompt, a pass and a read for each token
+    for first, second in ((timed.own, timed.whole), (timed.whole, timed.own)):
+        assert {first(), second()} == {1e3 * (calls + 1), 1e3 * (2 * calls + 1)}

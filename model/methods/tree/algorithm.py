@@ -303,7 +303,7 @@ class Parameters(BudgetedDraft, DraftModel):
             return (0, *[min(nodes, width + (levels - 1) * width**2) for levels in range(1, self.levels + 1)])
         return (0, *[self.trees[0].cut(levels).nodes for levels in range(1, self.levels + 1)])
 
-    @property
+    @cached_property
     def several_hypotheses(self) -> bool:
         """True if passes follow several hypotheses; a chain makes the passes of speculative decoding."""
         return self.shape == EAGLE_2 or not self.trees[0].is_chain
@@ -476,7 +476,8 @@ def _read_nodes(
     parents = [first if nodes[node].parent == ROOT else nodes[nodes[node].parent].place or 0 for node in chosen]
     out = yield _pass_over(parameters, model, at, [nodes[node] for node in chosen], before, parents)
     for place, node in enumerate(chosen):
-        nodes[node] = nodes[node]._replace(place=place)
+        token, parent, output, offset, _ = nodes[node]
+        nodes[node] = DraftedNode(token, parent, output, offset, place)
     return out
 
 
@@ -599,7 +600,10 @@ def _places(nodes: Sequence[DraftedNode]) -> list[int]:
     """Index of each node among those of its depth."""
     depths: list[int] = []
     places: list[int] = []
+    drafted: dict[int, int] = {}  # nodes so far, by depth
     for node in nodes:
-        depths.append(1 if node.parent == ROOT else depths[node.parent] + 1)
-        places.append(depths.count(depths[-1]) - 1)
+        depth = 1 if node.parent == ROOT else depths[node.parent] + 1
+        depths.append(depth)
+        places.append(drafted.get(depth, 0))
+        drafted[depth] = places[-1] + 1
     return places
