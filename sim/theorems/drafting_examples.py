@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.methods.draft_model import PLACEMENTS
-from model.methods.rounds import ReplayRounds, Rounds, Tally
+from model.methods.rounds.round_laws import ReplayRounds, Rounds
+from model.methods.rounds.round_walks import Tally
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import paths as sampler
 from model.outcomes.random_streams import BLOCK

@@ -21,7 +21,9 @@ from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
-from model.methods.rounds import Rounds, moments, round_prices
+from model.methods.rounds.prices_of_rounds import round_prices
+from model.methods.rounds.round_laws import Rounds
+from model.methods.rounds.round_moments import moments
 from model.methods.speculative import algorithm, paths, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.batch_break_even import batched_speedup

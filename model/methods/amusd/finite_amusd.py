@@ -19,7 +19,7 @@ import numpy as np
 from model.costs.step_costs import StepCosts
 from model.methods.amusd.algorithm import Parameters
 from model.methods.amusd.draft_clock import ConcurrentTimes, ConstantTimes, DraftClock
-from model.methods.rounds import Moments
+from model.methods.rounds.round_moments import Moments
 from model.outcomes.outcome_laws import Chain, Floats
 
 

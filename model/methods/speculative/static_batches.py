@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Totals, Work
-from model.methods.rounds import AcceptanceLaw, Moments, RoundPrices, Rounds, Tally, moments, round_prices
+from model.methods.rounds.prices_of_rounds import RoundPrices, round_prices
+from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
+from model.methods.rounds.round_moments import Moments, moments
+from model.methods.rounds.round_walks import Tally
 from model.methods.speculative.algorithm import Parameters
 from model.outcomes.outcome_laws import Chain, Outcomes
 
@@ -52,7 +55,7 @@ class BatchPrices(NamedTuple):
 def prices(
     cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, separate: bool = False
 ) -> BatchPrices:
-    """`model.methods.rounds.round_prices` for each number of sequences; 0 without sequences.
+    """`model.methods.rounds.prices_of_rounds.round_prices` for each number of sequences; 0 without sequences.
 
     >>> from model.costs.layer_times import UnitCost
     >>> found = prices(UnitCost(40, cost_ratio=0.1, verify_cost=((1, 1.0), (4, 2.5))), 1, 2)

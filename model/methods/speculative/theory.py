@@ -27,17 +27,10 @@ from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import (
-    AcceptanceLaw,
-    Moments,
-    Rounds,
-    moments_of_prediction,
-    operations_of,
-    round_prices,
-    slowest_of,
-    starts_by_accepted,
-    starts_of_laws,
-)
+from model.methods.rounds.prices_of_rounds import operations_of, round_prices, slowest_of
+from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
+from model.methods.rounds.round_moments import Moments, moments_of_prediction
+from model.methods.rounds.round_starts import starts_by_accepted, starts_of_laws
 from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of

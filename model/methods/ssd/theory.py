@@ -25,7 +25,7 @@ from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import Moments
+from model.methods.rounds.round_moments import Moments
 from model.methods.speculative.theory import sum_of_powers
 from model.methods.ssd.algorithm import DRAFT, Parameters
 from model.methods.ssd.fan_out import hit_probability

@@ -29,7 +29,7 @@ from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import Moments
+from model.methods.rounds.round_moments import Moments
 from model.methods.tree import tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.draft_trees import DraftTree, OptimalTrees

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
-from model.methods.rounds import Moments, Tally, mean_of, mixed
+from model.methods.rounds.round_moments import Moments, mean_of, mixed
+from model.methods.rounds.round_walks import Tally
 from model.methods.tree.algorithm import EAGLE_2, Parameters
 from model.methods.tree.draft_trees import ROOT, DraftTree
 from model.outcomes import round_counts
