@@ -13,7 +13,7 @@ from model.interpret.simulated_answers import BatchWorld, DraftOutcomes, World
 from model.methods.rounds import round_laws, round_moments
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import dependent_acceptance as laws
-from model.methods.speculative import drafter_prices, static_batches
+from model.methods.speculative import drafter_prices, rounds_of_batches, static_batches
 from model.methods.speculative import paths as sampler
 from model.methods.speculative import theory as formulas
 from model.outcomes import outcome_laws
@@ -287,7 +287,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("32d", "sequence by sequence", with_fault(lambda right, *args: right(*args) * _sequences_of(*args) ** 2, UnitCost, "forward")),
     (
         "32f", "all as long as the first",
-        with_fault(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "remaining_probabilities"),
+        with_fault(lambda right, parts: right(parts[:1] * len(parts)), rounds_of_batches, "remaining"),
     ),
     ("32g", "drafts cut", with_fault(drafts_cut, sampler, "fixed")),
     ("32h", "drafts cut", with_fault(drafts_cut, round_moments, "moments_of_points")),
