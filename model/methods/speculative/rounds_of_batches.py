@@ -275,9 +275,9 @@ def _placed(places: PlacesOfRounds, ended: dict[int, Floats], draft_length: int,
     begins = np.unique(np.linspace(0, tokens, _STRETCHES + 1).astype(int)).tolist()
     for first in range(0, laws, size):
         part = slice(first, first + size)
+        mass, after = (np.swapaxes(each[:, part], 0, 1) for each in places)
         groups = [
-            (ended[length][part], _until(*(np.swapaxes(each[:, part], 0, 1) for each in places), draft_length, length, low), count)
-            for length, count in alike.items()
+            (ended[length][part], _until(mass, after, draft_length, length, low), count) for length, count in alike.items()
         ]
         for begin, end in itertools.pairwise(begins):
             own = [(gone[:, begin:end], alone[:, :, begin:end, begin:], count) for gone, alone, count in groups]
@@ -285,12 +285,10 @@ def _placed(places: PlacesOfRounds, ended: dict[int, Floats], draft_length: int,
     early = np.diff(sums[..., :low], axis=-1, prepend=0.0)
     cut = sums[..., tokens:].reshape(*sums.shape[:3], tokens - low, draft_length)
     ends = np.concatenate([cut, sums[..., low:tokens, None]], axis=-1)
-    if low:  # before, all rounds draft whole drafts
-        first = np.zeros_like(ends[..., :1, :])
-        first[..., 0, draft_length] = sums[..., low - 1]
-        ends = np.diff(ends, axis=-2, prepend=first)
-    else:
-        ends = np.diff(ends, axis=-2, prepend=0.0)
+    before = np.zeros_like(ends[..., :1, :])
+    if low:  # all rounds that start earlier draft whole drafts
+        before[..., 0, draft_length] = sums[..., low - 1]
+    ends = np.diff(ends, axis=-2, prepend=before)
     ends = np.diff(ends, axis=-1, prepend=0.0).reshape(*sums.shape[:3], -1)
     chances = np.concatenate([early, ends], axis=-1)
     chances[:, 1] -= chances[:, 0]

@@ -229,6 +229,10 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     known = [law for law in laws if isinstance(law, Chain | Rounds)]
     if len(known) < len(laws):
         return None
+    passes: Any
+    verified: Any
+    drafts: Any
+    drafted: Any
     passes, verified, drafts, drafted = np.zeros((4, len(laws)))
     room = np.arange(parameters.draft_length + 1.0)
     for lengths, batches in Counter(tuple(sorted(batch.values())) for batch in parameters.batches(tokens)).items():
@@ -239,9 +243,9 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
         drafts += batches * (rounds.sum(axis=1) @ room)
         drafted += batches * (of_sequences @ room)
     nan, layers, deep = float("nan"), parameters.layers, parameters.draft_layers
-    target: Any = Totals(*(passes, layers * passes, layers * verified, nan, nan), head_runs=passes, heads=verified)
+    target = Totals(passes, layers * passes, layers * verified, nan, nan, head_runs=passes, heads=verified)
     # A draft pass reads two tokens per sequence after any completely accepted draft; how often is not computed, so it is nan.
-    draft: Any = Totals(*(drafts, deep * drafts, nan, nan, nan), head_runs=drafts, heads=drafted)
+    draft = Totals(drafts, deep * drafts, nan, nan, nan, head_runs=drafts, heads=drafted)
     return Work({"target": target, "draft": draft} if drafts.any() else {"target": target})
 
 

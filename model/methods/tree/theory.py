@@ -169,9 +169,13 @@ def _sum_of_depths(parameters: Parameters, laws: Sequence[RankRates], levels: in
 
 
 def _totals(layers: int, counts: Floats) -> Totals:
+    passes: Any
+    tokens: Any
+    attended: Any
+    rows: Any
+    heads: Any
     passes, tokens, attended, rows, heads = counts
-    totals: Any = (passes, layers * passes, layers * tokens, layers * attended, layers * rows)
-    return Totals(*totals, head_runs=passes, heads=heads)
+    return Totals(passes, layers * passes, layers * tokens, layers * attended, layers * rows, head_runs=passes, heads=heads)
 
 
 # --- One round ------------------------------------------------------------------------------------------------------
