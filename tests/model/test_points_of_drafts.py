@@ -7,6 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.architectures.published_shapes import preset
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassSeconds
+from model.hardware.devices import device
+from model.hardware.roofline import Roofline
 from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import rounds_of_batches
@@ -25,7 +30,8 @@ ACCEPTANCES = (
     | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.8)).map(lambda each: Markov(*each))
     | st.lists(RATES, min_size=4, max_size=4).map(Rounds.by_draft_position)
 )
-RANKS = st.lists(st.tuples(st.floats(0, 0.6), st.floats(0, 0.4)), min_size=3, max_size=3).map(lambda rates: RankRates([rates]))
+TABLES = st.lists(st.tuples(st.floats(0, 0.6), st.floats(0, 0.4)), min_size=3, max_size=3)
+RANKS = st.tuples(TABLES, TABLES, st.floats(0.1, 0.9)).map(lambda each: RankRates(each[:2], [each[2], 1 - each[2]]))
 
 
 @st.composite
@@ -85,3 +91,22 @@ def test_work_of_drafts_under_many_laws_is_that_of_each(
             assert one.by_model.keys() == found.by_model.keys()
             for role, totals in one.by_model.items():
                 np.testing.assert_allclose(totals, found.at(index).by_model[role], rtol=1e-11, atol=1e-13)
+
+
+def test_equal_batches_take_the_sum_of_their_totals() -> None:
+    one, two = (SpeculativeParameters(LAYERS, 2, batching="static", sequences=2, lengths=(5, 5) * count) for count in (1, 2))
+    cost = UnitCost(LAYERS, cost_ratio=0.25, operations_ratio=0.5)
+    found = [speculative.predict(each, 5, Iid(0.6), cost) for each in (one, two)]
+    for name in ("latency", "busy", "operations", "rounds", "drafted"):
+        np.testing.assert_allclose(getattr(found[1], name), 2 * getattr(found[0], name), rtol=1e-13)
+
+
+def test_a_context_budget_shortens_static_batches_on_hardware() -> None:
+    draft = Roofline.on_device(preset("llama-3.2-1b"), device("h100"))
+    cost = PassSeconds({"target": draft, "draft": draft}, prompt=32_000)
+    whole, less = (
+        SpeculativeParameters(16, 2, batching="static", sequences=4, context_budget=budget) for budget in (None, 512)
+    )
+    shorter = speculative.predict(less, 6, Iid(0.6), cost).latency
+    assert shorter < 0.9 * speculative.predict(whole, 6, Iid(0.6), cost).latency
+    np.testing.assert_allclose(shorter, speculative.predict(whole, 6, Iid(0.6), cost.within_budgets({"draft": 512})).latency)
