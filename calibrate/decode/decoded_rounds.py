@@ -26,7 +26,9 @@ from model.logs.read_log import ReadLog
 from model.logs.recorded_decoding import Decoding
 from model.logs.replay import changed_settings, changed_values, parameters_of, settings_text
 from model.methods.draft_model import MAX_DRAFT
-from model.methods.rounds import RoundPrices, Rounds, moments
+from model.methods.rounds.prices_of_rounds import RoundPrices
+from model.methods.rounds.round_laws import Rounds
+from model.methods.rounds.round_moments import moments
 from model.methods.speculative import rates_from_logs
 from model.methods.speculative.rates_from_logs import ReplayedRounds
 from model.methods.tree import ranks_from_logs, tree_rounds

@@ -19,7 +19,7 @@ from model.logs import position_log, text_lookups
 from model.logs.position_log import PositionLog
 from model.methods.ngram.algorithm import Parameters
 from model.methods.ngram.lookup_rounds import moments
-from model.methods.rounds import RoundPrices
+from model.methods.rounds.prices_of_rounds import RoundPrices
 from model.methods.speculative import rates_from_logs
 from model.methods.tree import ranks_from_logs
 from model.outcomes.intervals import LEVEL

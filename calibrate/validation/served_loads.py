@@ -27,7 +27,7 @@ from model.engines import engine_priors, law_fit, step_terms
 from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import Predictions, StepLaw
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.serving import fast_server
 from model.serving.decodings import HEADS, NONE, Arrays
 from model.serving.draft_policies import Static

@@ -24,7 +24,8 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.draft_length_policies import Constant, Policy
-from model.methods.rounds import round_prices, varying
+from model.methods.rounds.prices_of_rounds import round_prices
+from model.methods.rounds.round_walks import varying
 from model.methods.speculative import theory as speculative
 from model.outcomes import random_streams
 from model.outcomes.outcome_laws import Outcomes

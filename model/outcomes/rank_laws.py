@@ -6,7 +6,7 @@ classes of confidence, each with its own rates.
 
 One random number, that of the position where a draft starts, decides its class and all its ranks: the ranks of a path are an
 interval of [0, 1), of which the first candidates have the lowest part. With one candidate at each depth this is the law of rounds
-by position in the draft (`model.methods.rounds.Rounds`), draw by draw.
+by position in the draft (`model.methods.rounds.round_laws.Rounds`), draw by draw.
 """
 
 from __future__ import annotations

@@ -47,14 +47,26 @@ def counts_of(draft_length: int, tokens: int, survival: ArrayLike) -> RoundCount
     ([[0.75, 1.5]], [[0.75, 1.0], [1.0, 2.5]])
     """
     reached = np.atleast_2d(np.asarray(survival, dtype=np.float64)).T  # (K, laws): the axis of laws is last while computing
-    size = max(_TOGETHER // (tokens + draft_length + 1), 1)
-    parts = [_counted(draft_length, tokens, reached[:, at : at + size]) for at in range(0, reached.shape[1], size)]
+    return counts_of_ends(tokens, [_endings(drafted, reached) for drafted in range(draft_length + 1)])
+
+
+def counts_of_ends(tokens: int, ends: Sequence[Floats]) -> RoundCounts:
+    """`counts_of` where the probabilities to accept 0, 1, ..., k of k drafted tokens are given, for k = 0, 1, ..., K.
+
+    Each has shape (k + 1, laws). A tree that is drafted anew for fewer levels has other probabilities than one that is cut.
+
+    >>> counts_of_ends(3, [np.ones((1, 1)), np.array([[0.5], [0.5]])]).mean.tolist()
+    [[0.75, 1.5]]
+    """
+    laws = ends[0].shape[1]
+    size = max(_TOGETHER // (tokens + len(ends)), 1)
+    parts = [_counted(tokens, [each[:, at : at + size] for each in ends]) for at in range(0, laws, size)]
     return RoundCounts(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
-def _counted(longest: int, tokens: int, reached: Floats) -> RoundCounts:
-    laws, last = reached.shape[1], min(longest, tokens)
-    ends = _endings(longest, reached)
+def _counted(tokens: int, ends_of: Sequence[Floats]) -> RoundCounts:
+    longest, laws = len(ends_of) - 1, ends_of[0].shape[1]
+    last, ends = min(longest, tokens), ends_of[-1]
     # By position and moment: probability of a start there, and with it the mean and the mean square of the rounds before.
     state = np.zeros((tokens + longest + 1, 3, laws))
     state[0, 0] = 1.0
@@ -64,7 +76,7 @@ def _counted(longest: int, tokens: int, reached: Floats) -> RoundCounts:
         state[start + 1 : start + 2 + longest] += ends[:, None] * after
     # The rest by remaining tokens, `last` of them first; nothing is left at position `tokens`.
     mass, first, square = (state[tokens - last : tokens + 1, moment][::-1] for moment in range(3))
-    own, cross = _endgame(longest, last, reached)
+    own, cross = _endgame(last, ends_of)
     mean, both = np.zeros((longest + 1, laws)), np.zeros((longest + 1, longest + 1, laws))
     mean[:-1] = np.einsum("rl,rkl->kl", mass, own[:, :-1])
     mean[-1] = first.sum(axis=0)
@@ -80,17 +92,17 @@ def _endings(drafted: int, reached: Floats) -> Floats:
     return np.asarray(bounds[:-1] - bounds[1:])
 
 
-def _endgame(longest: int, last: int, reached: Floats) -> tuple[Floats, Floats]:
+def _endgame(last: int, ends_of: Sequence[Floats]) -> tuple[Floats, Floats]:
     """Moments of the numbers of rounds from 0, 1, ..., `last` remaining tokens on, each round with one draft less than remain.
 
     Shapes (last + 1, longest + 1, laws) and (last + 1, longest + 1, longest + 1, laws).
     """
-    laws = reached.shape[1]
+    longest, laws = len(ends_of) - 1, ends_of[0].shape[1]
     mean = np.zeros((last + 1, longest + 1, laws))
     square = np.zeros((last + 1, longest + 1, longest + 1, laws))
     for remaining in range(1, last + 1):
         drafted = remaining - 1
-        ends = _endings(drafted, reached)
+        ends = ends_of[drafted]
         following = np.einsum("al,akl->kl", ends, mean[remaining - 1 :: -1])
         mean[remaining] = following
         mean[remaining, drafted] += 1

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.base.table_records import build
-from model.methods import rounds
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.early_exit import algorithm as early_exit
+from model.methods.rounds import round_laws
 from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.tree import algorithm as tree
@@ -95,7 +95,7 @@ class SelfDrafts:
 
         def law(replication: int) -> Any:
             rates = drawn.point if not replication else drawn.draws[(replication - 1) % len(drawn.draws)]
-            return rounds.Rounds.by_draft_position(rates[: self.draft_length])
+            return round_laws.Rounds.by_draft_position(rates[: self.draft_length])
 
         drafter = decodings.own_layers(
             own.drafting_layers, layers, continues=self.reuse, context_budget=self.context_budget
@@ -313,4 +313,4 @@ def _one(cases: list[Any]) -> Any:
 
 def _nothing(_: int) -> Any:
     """Law of methods that draft nothing."""
-    return rounds.Rounds.by_draft_position(np.zeros(1))
+    return round_laws.Rounds.by_draft_position(np.zeros(1))

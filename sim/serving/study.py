@@ -23,7 +23,7 @@ from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import devices, memory_limit
-from model.methods import rounds
+from model.methods.rounds import round_laws
 from model.outcomes.outcome_laws import Iid
 from model.serving import decodings, fast_server
 from model.serving.arrivals import drafter_of
@@ -821,7 +821,7 @@ def servers_of(
         passes, unverified = replace(decodings.CONCURRENT_MODEL, context_budget=passes.context_budget), 2 * policy.longest - 1
         served = ServedMethod(served_methods.ACCEPT, lambda _: Iid(float(rates[0])), passes)
     else:
-        law = rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)])
+        law = round_laws.Rounds.by_draft_position(rates[: max(policy.longest, 1)])
         served = ServedMethod(served_methods.ACCEPT, lambda _: law, passes)
     outcomes = RequestOutcomes(
         served.law(replication), served.outcome, unverified, lambda number: load.request(number).output, load.count, seed=seed,

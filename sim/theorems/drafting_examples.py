@@ -16,7 +16,8 @@ import numpy as np
 
 from model.interpret.account import Totals, Work
 from model.methods.draft_model import PLACEMENTS
-from model.methods.rounds import ReplayRounds, Rounds, Tally
+from model.methods.rounds.round_laws import ReplayRounds, Rounds
+from model.methods.rounds.round_walks import Tally
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import paths as sampler
 from model.outcomes.random_streams import BLOCK

@@ -13,7 +13,7 @@ import numpy as np
 
 from model.architectures.published_shapes import PRESETS
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from sim.scenarios import cases
 from sim.scenarios.cases import Case
 from sim.theorems.pipelined_examples import CLOSE, integers, rates

@@ -20,7 +20,7 @@ from model.interpret import interpreter
 from model.interpret.interpreter import CountedWork
 from model.interpret.simulated_answers import Ranked
 from model.methods.draft_model import PLACEMENTS
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.methods.speculative import algorithm as speculative
 from model.methods.tree import algorithm, paths
 from model.methods.tree.draft_trees import DraftTree

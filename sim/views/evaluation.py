@@ -22,7 +22,7 @@ from model.interpret.account import Account
 from model.interpret.simulated_answers import World
 from model.methods import registry
 from model.methods.prediction import by_outcome
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.methods.worlds import worlds
 from model.outcomes import random_streams
 from model.outcomes.outcome_kinds import KINDS

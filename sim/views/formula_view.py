@@ -234,11 +234,9 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     if prediction.rounds is None:
         more.append(_operations(method, points, found["compute_per_token"]))
     elif method.straggler_loss is not None and (points.of_decodings(lambda case: case.parameters.concurrent_sequences) > 1).any():
-        rounds = np.asarray(prediction.rounds)
-        latency = found["latency_layers"]
-        rows = [straggler_loss(points.case(at), float(rounds[at]), float(latency[at])) for at in range(points.number.size)]
-        more.append(pl.DataFrame(rows, infer_schema_length=None))
-        loss = np.array([row.get("straggler_loss", 0.0) for row in rows])
+        losses = _straggler_losses(points, np.asarray(prediction.rounds), found["latency_layers"])
+        more.append(pl.DataFrame({"straggler_loss": pl.Series(losses, nan_to_null=True)}))
+        loss = np.nan_to_num(losses)
     more.append(_time_parts(points, np.asarray(prediction.latency, dtype=np.float64), passes, loss))
     if method.has_work and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
         more.append(_work_columns(method, points))
@@ -358,11 +356,23 @@ def over_one_device(case: Case, row: Row) -> Row:
     return found
 
 
-def straggler_loss(case: Case, rounds: float, latency: float) -> Row:
-    """Straggler loss of static batches from the mean rounds and latency, if the method's theory gives it."""
+def straggler_loss(case: Case, rounds: Any, latency: Any) -> Row:
+    """Straggler loss of static batches from the mean rounds and latency (or arrays), if the method's theory gives it."""
     known = registry.method(case.method).straggler_loss
     loss = None if known is None else known(case.parameters, case.cost, rounds, latency, case.settings.tokens)
     return {} if loss is None else {"straggler_loss": loss}
+
+
+def _straggler_losses(points: PointBlock, rounds: Floats, latency: Floats) -> Floats:
+    """`straggler_loss` of each point, at once for points of one choice; nan where there is none."""
+    used, index = np.unique(points.choice, return_inverse=True)
+    order = np.argsort(index, kind="stable")
+    parts = np.split(order, np.cumsum(np.bincount(index))[:-1])
+    found = np.full(points.number.size, np.nan)
+    for choice, mine in zip(used.tolist(), parts, strict=True):
+        row = straggler_loss(points.choices[choice], rounds[mine], latency[mine])
+        found[mine] = row.get("straggler_loss", np.nan)
+    return found
 
 
 def work_of(case: Case) -> Row:

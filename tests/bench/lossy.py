@@ -10,10 +10,10 @@ import simpy
 
 from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import UNLIKELY, UNSURE, Lossy
-from model.methods import rounds
 from model.methods.bild import algorithm as bild
 from model.methods.bild import paths
 from model.methods.bild.threshold_decisions import Digits, Independent
+from model.methods.rounds import round_walks
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as skip_paths
 from model.outcomes import random_streams
@@ -86,7 +86,7 @@ def _tiles(tokens: int, block: int) -> Iterator[Digits]:
     return LAW.sample(random_streams.tiles(0, "decision", block, tokens - 1))
 
 
-def walk(tokens: int, block: int) -> rounds.Tally:
+def walk(tokens: int, block: int) -> round_walks.Tally:
     """Simulate one block of sequences."""
     return paths.walk(CHOICE, tokens, COST, _tiles(tokens, block))
 

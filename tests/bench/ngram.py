@@ -10,9 +10,9 @@ import simpy
 
 from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import World
-from model.methods import rounds
 from model.methods.ngram import paths
 from model.methods.ngram.algorithm import Parameters, decode
+from model.methods.rounds import round_walks
 from model.outcomes import random_streams
 from model.outcomes.lookup_laws import Lookups, draft_of
 from sim.engine import events
@@ -53,7 +53,7 @@ def by_hand(words: Words) -> float:
     return env.now
 
 
-def walk(tokens: int, block: int) -> rounds.Tally:
+def walk(tokens: int, block: int) -> round_walks.Tally:
     """Simulate one block of sequences."""
     return paths.walk(CHOICE, tokens, COST, LAW.sample(random_streams.tiles(0, "lookup", block, tokens)))
 

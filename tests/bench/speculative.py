@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import DraftOutcomes, World
-from model.methods import rounds
+from model.methods.rounds import round_walks
 from model.methods.speculative import paths
 from model.methods.speculative import theory as speculative
 from model.methods.speculative.algorithm import Parameters, decode
@@ -81,7 +81,7 @@ def with_a_unit(survivors: Survivors) -> float:
     return env.now
 
 
-def walk(tokens: int, block: int, choice: Parameters = CHOICE) -> rounds.Tally:
+def walk(tokens: int, block: int, choice: Parameters = CHOICE) -> round_walks.Tally:
     """Simulate one block of sequences."""
     return paths.walk(choice, tokens, COST, LAW.drafts(random_streams.tiles(0, "accept", block, tokens - 1)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from model.costs.layer_times import UnitCost
-from model.methods import rounds
+from model.methods.rounds import round_walks
 from model.methods.tree import paths
 from model.methods.tree.algorithm import Parameters
 from model.outcomes import random_streams
@@ -18,7 +18,7 @@ CHOICE = Parameters(LAYERS, "eagle-2", 5, 8, 63, rank_rates=(ROW,))
 COST, LAW = UnitCost(LAYERS, cost_ratio=0.05, verify_cost=((1, 1.0), (64, 1.5))), RankRates([(ROW,) * 5])
 
 
-def walk(tokens: int, block: int) -> rounds.Tally:
+def walk(tokens: int, block: int) -> round_walks.Tally:
     """Simulate one block of sequences."""
     return paths.walk(CHOICE, tokens, COST, LAW.sample(random_streams.tiles(0, "rank", block, tokens)))
 

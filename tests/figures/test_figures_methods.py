@@ -19,7 +19,7 @@ from model.costs.layer_times import UnitCost
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.theory import biased_lengths, heuristic_moments
 from model.methods.hierarchical import theory
-from model.methods.rounds import round_prices
+from model.methods.rounds.prices_of_rounds import round_prices
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Iid
 from model.published import deck_analysis

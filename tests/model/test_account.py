@@ -23,7 +23,8 @@ from model.methods.hierarchical import algorithm as nested
 from model.methods.hierarchical import theory as hierarchical
 from model.methods.ppd import algorithm as pipelined
 from model.methods.ppd import theory as ppd
-from model.methods.rounds import Rounds, starts
+from model.methods.rounds.round_laws import Rounds
+from model.methods.rounds.round_starts import starts
 from model.methods.speculative import algorithm as drafting
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import ByPosition, Iid, Replay

@@ -23,7 +23,10 @@ from model.methods.adaptive.draft_length_policies import (
     Policy,
     gradient,
 )
-from model.methods.rounds import ReplayRounds, RoundPrices, Rounds, Tally, moments, round_prices, varying
+from model.methods.rounds.prices_of_rounds import RoundPrices, round_prices
+from model.methods.rounds.round_laws import ReplayRounds, Rounds
+from model.methods.rounds.round_moments import moments
+from model.methods.rounds.round_walks import Tally, varying
 from model.methods.speculative.theory import optimal_draft_length, oracle_speedup, speedup
 from model.outcomes import random_streams
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, RecordedProbabilities, Replay, TwoClass

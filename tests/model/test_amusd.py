@@ -14,7 +14,7 @@ from model.methods.amusd import paths
 from model.methods.amusd import theory as amusd
 from model.methods.amusd.algorithm import DRAFT_STOPS, REJECTION, Parameters, decode
 from model.methods.peak_demand import Demand
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import ByPosition, Iid
 from model.published import amusd_tables

@@ -25,7 +25,7 @@ from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.beam import paths as twin
 from model.methods.beam import theory as beam
 from model.methods.beam.algorithm import Hypothesis, Parameters, decode, token_lists
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import theory as speculative
 from model.methods.speculative.theory import acceptance_from_drafted, finite_speedup
 from model.outcomes.outcome_laws import Iid, Markov, Replay

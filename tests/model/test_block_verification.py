@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
 from model.interpret.simulated_answers import BatchWorld, DraftOutcomes, World
-from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
+from model.methods.rounds.round_laws import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative import block_verification as blocks
 from model.methods.speculative.algorithm import DraftedToken, Parameters, accept_block
 from model.outcomes.outcome_laws import Iid, Markov

@@ -23,7 +23,8 @@ from model.methods.adaptive.draft_length_policies import (
     gradient,
     thresholds,
 )
-from model.methods.rounds import RoundPrices, fixed, round_prices, varying
+from model.methods.rounds.prices_of_rounds import RoundPrices, round_prices
+from model.methods.rounds.round_walks import fixed, varying
 from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
 from model.methods.speculative.theory import expected_tokens, optimal_draft_length, speedup
 from model.outcomes.outcome_laws import Iid, TwoClass

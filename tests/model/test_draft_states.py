@@ -13,8 +13,8 @@ from model.costs.layer_times import UnitCost
 from model.interpret.account import Account
 from model.interpret.interpreter import Cache, count
 from model.interpret.simulated_answers import DraftOutcomes, World
-from model.methods import rounds
-from model.methods.rounds import MixedRounds, Rounds
+from model.methods.rounds import prices_of_rounds
+from model.methods.rounds.round_laws import MixedRounds, Rounds
 from model.methods.speculative import parallel_drafts, theory
 from model.methods.speculative.algorithm import Parameters, decode
 from model.outcomes.outcome_laws import Iid, Markov
@@ -155,7 +155,7 @@ def test_draft_that_reads_states_is_refused_where_it_cannot_run() -> None:
 def test_prices_of_uniform_costs() -> None:
     """A chain takes one pass per token, a parallel draft one pass; a round without drafts takes none."""
     cost = UnitCost(10, cost_ratio=0.2, verify_cost=((1, 1.0), (4, 1.6)), draft_devices=0.5)
-    chain, parallel = (rounds.head_prices(cost, 3, parallel=each) for each in (False, True))
+    chain, parallel = (prices_of_rounds.head_prices(cost, 3, parallel=each) for each in (False, True))
     assert chain[1] is parallel[1] is None
     np.testing.assert_allclose(chain[0].time, [10, 14, 18, 22])
     np.testing.assert_allclose(parallel[0].time, [10, 14, 16, 18])

@@ -19,7 +19,7 @@ from model.methods.hierarchical import theory as hierarchical
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
 from model.methods.hierarchical.finite_hierarchical import moments
 from model.methods.hierarchical.paths import walk
-from model.methods.rounds import ReplayRounds, Rounds
+from model.methods.rounds.round_laws import ReplayRounds, Rounds
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK

@@ -16,7 +16,8 @@ from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import paths, theory
 from model.methods.adaptive.algorithm import Parameters, decode
-from model.methods.rounds import Tally, longest_skipped, round_prices
+from model.methods.rounds.prices_of_rounds import round_prices
+from model.methods.rounds.round_walks import Tally, longest_skipped
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, TwoClass
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster

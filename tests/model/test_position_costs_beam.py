@@ -16,7 +16,7 @@ from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.beam import paths, theory
 from model.methods.beam.algorithm import Parameters, decode
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster

@@ -15,7 +15,7 @@ from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.hierarchical import theory
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
 from model.methods.hierarchical.paths import walk
-from model.methods.rounds import ReplayRounds
+from model.methods.rounds.round_laws import ReplayRounds
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster

@@ -12,11 +12,11 @@ from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
-from model.methods import rounds
 from model.methods.autoregressive import paths as plain_paths
 from model.methods.autoregressive import theory as plain_theory
 from model.methods.autoregressive.algorithm import Parameters as Plain
 from model.methods.autoregressive.algorithm import decode as decode_plainly
+from model.methods.rounds import round_walks
 from model.methods.speculative import theory
 from model.methods.speculative.algorithm import Parameters, decode
 from model.methods.speculative.drafter_prices import prices_of
@@ -67,7 +67,7 @@ def test_all_views_agree_at_position_dependent_costs(choice: Parameters, cost: P
     rows = np.array(every, dtype=np.bool_).reshape(len(every), tokens - 1).T
     prices, reading = prices_of(choice, tokens, cost)
     outcomes = iter([_by_row(row) for row in rows])
-    tally = rounds.fixed(choice.draft_length, tokens, outcomes, prices, len(every), cut=choice.cut, reading=reading)
+    tally = round_walks.fixed(choice.draft_length, tokens, outcomes, prices, len(every), cut=choice.cut, reading=reading)
     np.testing.assert_allclose(tally.time, [run.latency for run in runs], rtol=1e-12)
     np.testing.assert_allclose(tally.busy, [run.busy for run in runs], rtol=1e-12)
     low, high = (np.asarray(each) for each in law.probabilities(tokens - 1)) if tokens > 1 else (np.empty(0), np.empty(0))
@@ -104,7 +104,7 @@ def test_long_decodings_agree_on_every_path(drafting: tuple[str, str]) -> None:
         rows = rng.random((tokens - 1, 6)) < 0.8
         runs = [played(choice, tokens, cost, (*row.tolist(), False)) for row in rows.T]
         prices, reading = prices_of(choice, tokens, cost)
-        tally = rounds.fixed(gamma, tokens, iter([_by_row(row) for row in rows]), prices, 6, reading=reading)
+        tally = round_walks.fixed(gamma, tokens, iter([_by_row(row) for row in rows]), prices, 6, reading=reading)
         np.testing.assert_allclose(tally.time, [run.latency for run in runs], rtol=1e-12)
         np.testing.assert_allclose(tally.busy, [run.busy for run in runs], rtol=1e-12)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.outcomes import random_streams
 from model.outcomes.rank_laws import RankRates, ReplayedRanks
 

@@ -16,21 +16,11 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.methods.rounds import (
-    ReadingTimes,
-    ReplayRounds,
-    RoundChoice,
-    RoundDecoding,
-    RoundPrices,
-    Rounds,
-    Tally,
-    fixed,
-    moments,
-    moments_of_many,
-    moments_of_points,
-    operations_of,
-    round_prices,
-)
+from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, operations_of, round_prices
+from model.methods.rounds.round_laws import ReplayRounds, Rounds
+from model.methods.rounds.round_moments import RoundChoice, moments, moments_of_many, moments_of_points
+from model.methods.rounds.round_starts import RoundDecoding
+from model.methods.rounds.round_walks import Tally, fixed
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 

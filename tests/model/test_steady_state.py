@@ -21,7 +21,7 @@ from model.methods.amusd.algorithm import Parameters as Amusd
 from model.methods.dsi.algorithm import Parameters as Dsi
 from model.methods.pearl.algorithm import Parameters as Pearl
 from model.methods.ppd.algorithm import Parameters as Ppd
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import block_verification
 from model.methods.speculative.algorithm import Parameters as Speculative
 from model.methods.tree.algorithm import Parameters as Tree

@@ -27,6 +27,7 @@ PPD = ("model/test_stages.py", "model/test_ppd.py", "model/test_interpreter_coun
 ARGUMENTS = "project/test_arguments.py"
 HIERARCHICAL = ("model/test_hierarchical.py", "sim/test_hierarchical_exact.py")
 ADAPTIVE = ("model/test_adaptive.py", "model/test_draft_length_policies.py")
+ROUNDS = ("model/test_rounds.py", "model/test_speculative_algorithm.py", *ADAPTIVE, ACCOUNT)
 BEAM = ("model/test_beam.py", "model/test_position_costs_beam.py")
 HARDWARE = ("model/test_cost_models.py",)
 TESTS = {
@@ -34,7 +35,11 @@ TESTS = {
     "model.methods.ppd.algorithm": PPD,
     "model.methods.stages": PPD,
     "model.methods.speculative.algorithm": ("model/test_speculative_algorithm.py", "sim/test_output_law.py"),
-    "model.methods.rounds": ("model/test_rounds.py", "model/test_speculative_algorithm.py", *ADAPTIVE, ACCOUNT),
+    "model.methods.rounds.round_laws": ROUNDS,
+    "model.methods.rounds.prices_of_rounds": ROUNDS,
+    "model.methods.rounds.round_walks": ROUNDS,
+    "model.methods.rounds.round_starts": ROUNDS,
+    "model.methods.rounds.round_moments": ROUNDS,
     "model.methods.speculative.theory": (ARGUMENTS, "model/test_speculative_theory.py", ACCOUNT),
     "model.methods.speculative.dependent_acceptance": (ARGUMENTS, "model/test_speculative_laws.py"),
     "model.methods.speculative.batch_break_even": ("model/test_speculative_batches.py",),

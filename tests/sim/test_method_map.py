@@ -21,7 +21,7 @@ from model.advice import rank_draws
 from model.base.checks import ParameterError
 from model.engines import law_costs
 from model.methods import registry
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative.algorithm import Parameters as Speculative
 from sim.advice.other_methods import DRAWS, MethodSpeed, gpu_ms_per_token
 from sim.commands.sim_app import app

@@ -21,8 +21,10 @@ from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
-from model.methods.rounds import Rounds, moments, round_prices
-from model.methods.speculative import algorithm, paths, static_batches
+from model.methods.rounds.prices_of_rounds import round_prices
+from model.methods.rounds.round_laws import Rounds
+from model.methods.rounds.round_moments import moments
+from model.methods.speculative import algorithm, paths, rounds_of_batches, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.batch_break_even import batched_speedup
 from model.methods.speculative.theory import operations, predict
@@ -145,7 +147,8 @@ LAWS = st.floats(0, 1).map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 20))
 def test_enumerated_rounds_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
-    found, want = static_batches.round_probabilities(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
+    mass = rounds_of_batches.places_of_rounds([law], gamma, tokens).mass
+    found, want = rounds_of_batches.room_chances(mass, gamma, tokens)[0], moments(gamma, tokens, law, round_prices(COST, gamma))
     assert near(found.sum(), want.rounds, 1e-12)
     assert near((found @ np.arange(gamma + 1)).sum(), want.drafted, 1e-12, 1e-300)
     assert near(found[0].sum(), 1.0)
@@ -156,14 +159,16 @@ def test_enumerated_rounds_are_all_rounds(law: Any, gamma: int, tokens: int) -> 
 @given(LAWS, st.integers(0, 5), st.integers(1, 12), st.sampled_from(COSTS), st.booleans())
 def test_batch_of_one_equals_the_closed_form(law: Any, gamma: int, tokens: int, cost: StepCosts, separate: bool) -> None:
     parameters = Parameters(LAYERS, gamma, placement="separate" if separate else "colocated")
-    [rounds] = static_batches.rounds_of(parameters, tokens, law)
+    [rounds] = rounds_of_batches.by_room([law], gamma, (tokens,)).counts
     want = moments(gamma, tokens, law, round_prices(cost, gamma, tokens=tokens, separate=separate))
     prices = static_batches.prices(cost, gamma, 1, tokens=tokens, separate=separate)
-    placed = static_batches._rounds_by_place(law, gamma, (tokens,))
-    assert near(placed.sum(axis=(0, 2)), rounds, 1e-12, 1e-14)
+    [placed] = rounds_of_batches.by_place([law], gamma, (tokens,)).counts
+    position, drafted = rounds_of_batches.cells_of(gamma, (tokens,))
+    of_room = [placed[..., drafted == room].sum(axis=(0, 2)) for room in range(gamma + 1)]
+    assert near(np.stack(of_room, axis=1), rounds, 1e-12, 1e-14)
     assert near((rounds * prices.operations).sum(), want.operations, 1e-12)
     for of, value in ((prices.time, want.time), (prices.busy, want.busy)):
-        assert near(((rounds if cost.uniform else placed) * of).sum(), value, 1e-12)
+        assert near((rounds * of if cost.uniform else placed * of[:, :, position, drafted]).sum(), value, 1e-12)
     alone = predict(parameters, tokens, law, cost)
     lonely = predict(dataclasses.replace(parameters, batching="static", lengths=(tokens,)), tokens, law, cost)
     for name, value in vars(alone).items():

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import sim
 from model.base.checks import ParameterError
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import dependent_acceptance
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Iid

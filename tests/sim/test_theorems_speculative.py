@@ -10,10 +10,10 @@ import pytest
 
 from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import BatchWorld, DraftOutcomes, World
-from model.methods import rounds
+from model.methods.rounds import round_laws, round_moments
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import dependent_acceptance as laws
-from model.methods.speculative import drafter_prices, static_batches
+from model.methods.speculative import drafter_prices, rounds_of_batches, static_batches
 from model.methods.speculative import paths as sampler
 from model.methods.speculative import theory as formulas
 from model.outcomes import outcome_laws
@@ -278,8 +278,8 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("29c", "long drafts thrown away", spoil(faulty_speculation.long_drafts_discarded)),
     ("29e", "shorter in long sequences", spoil(shorter_in_long_sequences, "decode")),
     ("29f", "one survives less", with_fault(one_survives_less, outcome_laws.Law, "survivors")),
-    ("29f", "one survives less of a round", with_fault(one_survives_less, rounds.Rounds, "survivors")),
-    ("29f", "one survives less of a record", with_fault(one_survives_less, rounds.ReplayRounds, "survivors")),
+    ("29f", "one survives less of a round", with_fault(one_survives_less, round_laws.Rounds, "survivors")),
+    ("29f", "one survives less of a record", with_fault(one_survives_less, round_laws.ReplayRounds, "survivors")),
     ("32a", "links forgotten", with_fault(links_forgotten, static_batches, "prices")),
     ("32a", "draft of the last sequence", with_fault(draft_of_the_last_sequence, static_batches, "_enter")),
     ("32b", "outcomes of the first sequence", with_fault(outcomes_of_the_first, BatchWorld, "read")),
@@ -287,10 +287,10 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("32d", "sequence by sequence", with_fault(lambda right, *args: right(*args) * _sequences_of(*args) ** 2, UnitCost, "forward")),
     (
         "32f", "all as long as the first",
-        with_fault(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "remaining_probabilities"),
+        with_fault(lambda right, parts: right(parts[:1] * len(parts)), rounds_of_batches, "remaining"),
     ),
     ("32g", "drafts cut", with_fault(drafts_cut, sampler, "fixed")),
-    ("32h", "drafts cut", with_fault(drafts_cut, rounds, "moments_of_points")),
+    ("32h", "drafts cut", with_fault(drafts_cut, round_moments, "moments_of_points")),
     ("32h", "as narrow at the end", with_fault(work_of_one_alone, formulas, "work")),
     ("32i", "cap gamma", formula(draft_less, "expected_tokens")),
     ("32i", "a batch of one", with_fault(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),

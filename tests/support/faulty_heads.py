@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.methods import rounds
+from model.methods.rounds import round_laws, round_moments
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import drafter_prices, parallel_drafts
 from model.methods.speculative import theory as formulas
@@ -130,11 +130,11 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("40g", "longer drafts", _both(longer_by_one)),
     ("40g", "rows not read", _both(unread_rest)),
     ("40h", "shorter drafts", with_fault(shorter_by_one, speculative, "draft_by_head")),
-    ("41a", "in reverse", with_fault(averaged_survivors, rounds.MixedRounds, "conditional_rates")),
-    ("41c", "no spread", with_fault(mixed_without_spread, rounds, "mixed")),
-    ("41c", "other shares", with_fault(equal_shares, rounds.MixedRounds, "__init__")),
+    ("41a", "in reverse", with_fault(averaged_survivors, round_laws.MixedRounds, "conditional_rates")),
+    ("41c", "no spread", with_fault(mixed_without_spread, round_moments, "mixed")),
+    ("41c", "other shares", with_fault(equal_shares, round_laws.MixedRounds, "__init__")),
     ("41d", "first level", with_fault(lambda right, self, draws: ((0 * level, tile) for level, tile in right(self, draws)),
-                                      rounds.MixedRounds, "_levels")),
+                                      round_laws.MixedRounds, "_levels")),
     ("42a", "a pass more", with_fault(longer_by_one, speculative, "draft_in_one_pass")),
     ("42b", "a longer chain", with_fault(as_a_chain, speculative_heads, "_best")),
     ("42c", "lower root", with_fault(more_needed, parallel_drafts, "break_even_acceptance")),

@@ -10,7 +10,7 @@ import numpy as np
 from model.costs.step_costs import StepCosts
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.theory import prices_of
-from model.methods.rounds import Tally, varying
+from model.methods.rounds.round_walks import Tally, varying
 from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
 

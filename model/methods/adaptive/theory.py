@@ -24,21 +24,10 @@ from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.draft_length_policies import RISE, Heuristic, thresholds
 from model.methods.claim_bounds import selective_bound
 from model.methods.prediction import Prediction
-from model.methods.rounds import (
-    AcceptanceLaw,
-    Moments,
-    ReplayRounds,
-    RoundPrices,
-    Rounds,
-    draws_of_records,
-    longest_skipped,
-    mean_of,
-    mixed,
-    operations_of,
-    round_prices,
-    slowest_of,
-    varying,
-)
+from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, round_prices, slowest_of
+from model.methods.rounds.round_laws import AcceptanceLaw, ReplayRounds, Rounds
+from model.methods.rounds.round_moments import Moments, draws_of_records, mean_of, mixed
+from model.methods.rounds.round_walks import longest_skipped, varying
 from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
 from model.methods.speculative.theory import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
 from model.outcomes.outcome_laws import Chain, RecordedProbabilities, Replay, TwoClass
@@ -111,7 +100,7 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
 
 
 def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
-    """Exact moments of `model.methods.rounds.varying` with the heuristic of [transformers], from the draft length `first` on.
+    """Exact moments of `round_walks.varying` with the heuristic of [transformers], from the draft length `first` on.
 
     Forward recursion over (start position of a round, draft length, outcome before it); if times depend on the position, also over
     whether the draft before was completely accepted.
@@ -174,7 +163,7 @@ def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRound
 
 
 def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: RoundPrices) -> Moments:
-    """Exact means of `model.methods.rounds.varying` with doubts; the variance is nan.
+    """Exact means of `round_walks.varying` with doubts; the variance is nan.
 
     A draft ends after an accepted token with probability `doubt.low_if_accepted`. After a token that will be rejected it continues
     until the draft model is unsure, with probability `doubt.low_if_rejected` per token, or until `longest` tokens.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from model.costs.step_costs import StepCosts
 from model.methods.amusd.algorithm import Parameters
-from model.methods.rounds import verify_times
+from model.methods.rounds.prices_of_rounds import verify_times
 from model.outcomes.outcome_laws import Floats
 
 Counts = NDArray[np.int64]

@@ -22,7 +22,7 @@ from model.interpret.account import attended_within
 from model.methods.amusd.algorithm import Parameters
 from model.methods.amusd.draft_clock import ConcurrentTimes, ConstantTimes, DraftClock
 from model.methods.concurrent.concurrent_work import ModelPasses
-from model.methods.rounds import Moments
+from model.methods.rounds.round_moments import Moments
 from model.outcomes.outcome_laws import Chain, Floats
 
 

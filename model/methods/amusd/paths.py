@@ -9,7 +9,7 @@ import numpy as np
 from model.costs.step_costs import StepCosts
 from model.methods.amusd.algorithm import Parameters
 from model.methods.amusd.draft_clock import ConcurrentTimes, DraftClock
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
 

@@ -39,7 +39,7 @@ from model.methods.concurrent.concurrent_laws import chains_of, positions_of
 from model.methods.concurrent.concurrent_work import expected_work
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import Moments, mixed
+from model.methods.rounds.round_moments import Moments, mixed
 from model.outcomes.outcome_laws import constant_rates
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from model.costs.step_costs import StepCosts
 from model.methods.beam.algorithm import Parameters
 from model.methods.beam.theory import beam_round_prices
-from model.methods.rounds import Tally, fixed
+from model.methods.rounds.round_walks import Tally, fixed
 from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
 

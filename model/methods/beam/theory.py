@@ -40,7 +40,9 @@ from model.interpret.account import Account, Work, of_passes
 from model.methods.beam.algorithm import Parameters
 from model.methods.claim_bounds import drafting_bound
 from model.methods.prediction import Prediction
-from model.methods.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of, sums_from, times_by_width
+from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, slowest_of, sums_from, times_by_width
+from model.methods.rounds.round_laws import AcceptanceLaw
+from model.methods.rounds.round_moments import moments
 from model.methods.speculative.theory import claim_formula as speculative_formula
 from model.methods.speculative.theory import expected_tokens
 from model.steps import LayerSpan

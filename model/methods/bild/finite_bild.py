@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.interpret.simulated_answers import UNLIKELY, UNSURE
-from model.methods import rounds
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions
 from model.methods.prediction import DecodingPoints
-from model.methods.rounds import Tally
+from model.methods.rounds import round_moments
+from model.methods.rounds.prices_of_rounds import reread_times, sums_from, times_by_width
+from model.methods.rounds.round_walks import Tally
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
@@ -78,11 +79,11 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentP
     reread = None
     if parameters.exit_layer is None:
         small = _times_of_runs(cost, PassShape(ALL_LAYERS, "draft", heads=1), runs, tokens)
-        large = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width), widths, tokens)
+        large = times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width), widths, tokens)
         large = large[..., None, :] if cost.uniform else large[..., None, :, :]
         time, busy = small + large, small * np.asarray(cost.draft_devices)[axes] + large
         if not cost.uniform:
-            extra = rounds.reread_times(cost, tokens)
+            extra = reread_times(cost, tokens)
             reread = np.stack([extra, extra * np.asarray(cost.draft_devices)[..., None]])
         moved = 2 * np.asarray(cost.link)[axes] * _over(runs > 0, cost) if parameters.placement == "separate" else 0.0
         drafting = np.where(runs > 0, runs * np.asarray(cost.operations("draft"))[..., None, None], 0.0)
@@ -91,14 +92,14 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentP
         first = LayerSpan(0, parameters.exit_layer)
         rest = LayerSpan(parameters.exit_layer, layers)
         small = _times_of_runs(cost, PassShape(first, heads=1), runs, tokens)
-        large = rounds.times_by_width(cost, lambda width: PassShape(rest, width=width, heads=width, joins=True), widths, tokens)
+        large = times_by_width(cost, lambda width: PassShape(rest, width=width, heads=width, joins=True), widths, tokens)
         last = cost.times(PassShape(first), 0 if cost.uniform else np.arange(tokens)[:, None] + written)
         full = np.array([[1.0], [0.0]])  # the last token of a full draft also runs through the first layers
         large = large[..., None, :] if cost.uniform else large[..., None, :, :]
         last = last[..., None, None] if cost.uniform else last[..., None, :, :]
         time = busy = small + large + last * _over(full, cost)
         moved, operations = 0.0, 1.0 + written
-    back = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=1), written[:-1] + 2, tokens)
+    back = times_by_width(cost, lambda width: PassShape(whole, width=width, heads=1), written[:-1] + 2, tokens)
     again = np.concatenate([back, np.full((*back.shape[:-1], 1), np.nan)], axis=-1)
     segment, more = np.broadcast_arrays(time + moved, busy, operations), np.broadcast_arrays(again, again, written + 2.0)
     return SegmentPrices(np.array(segment), np.array(more), reread)
@@ -116,7 +117,7 @@ def _times_of_runs(cost: StepCosts, shape: PassShape, runs: NDArray[np.int64], t
     if cost.uniform:
         return np.asarray(runs * cost.times(shape)[..., None, None])
     most = int(runs.max())
-    sums = rounds.sums_from(cost.times(shape, np.arange(tokens + most)), most, tokens)
+    sums = sums_from(cost.times(shape, np.arange(tokens + most)), most, tokens)
     return np.moveaxis(sums[..., runs], -2, -3)
 
 
@@ -305,20 +306,20 @@ def _count(segment: Floats, again: Floats, row: int, ends: _SegmentEnds, mass: F
         again[row, :most] += mass * ends.back
 
 
-def moments_of_points(points: DecodingPoints[Parameters], price: SegmentPrices) -> rounds.Moments:
+def moments_of_points(points: DecodingPoints[Parameters], price: SegmentPrices) -> round_moments.Moments:
     """Exact means of `segments` at points, with the prices of their costs; arrays of shape (points,).
 
     The times of the segments of a decoding add up, so that segments are counted once for all prices. The variance is nan except for
     records, each of which is replayed once.
     """
     replayed = np.array([isinstance(law, RecordedDecisions) for law in points.laws], dtype=np.bool_)
-    found = np.empty((len(rounds.Moments._fields), points.law.size))
+    found = np.empty((len(round_moments.Moments._fields), points.law.size))
     own = replayed[points.law]
     for at in np.flatnonzero(own).tolist():
         found[:, at] = _of_records(points.parameters, points.tokens, points.laws[points.law[at]], price.of(int(points.price[at])))
     if not own.all():
         found[:, ~own] = _of_counts(points.at(np.flatnonzero(~own)), price)
-    return rounds.Moments(*found)
+    return round_moments.Moments(*found)
 
 
 def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
@@ -331,7 +332,7 @@ def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floa
     if price.reread is not None:
         columns.append(np.concatenate([price.reread, np.zeros((1, *price.reread.shape[1:]))]))
     prices = np.concatenate(columns, axis=2)
-    found = np.empty((len(rounds.Moments._fields), points.law.size))
+    found = np.empty((len(round_moments.Moments._fields), points.law.size))
     size = max(_COUNTS // prices.shape[2], 1) if not uniform else max(_COUNTS // (tokens + prices.shape[2]), 1)
     for start in range(0, len(points.laws), size):
         mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
@@ -349,10 +350,10 @@ _COUNTS = 150_000
 """Counts that are computed together, so that they stay in the cache of a processor."""
 
 
-def _of_records(parameters: Parameters, tokens: int, law: RecordedDecisions, price: SegmentPrices) -> rounds.Moments:
+def _of_records(parameters: Parameters, tokens: int, law: RecordedDecisions, price: SegmentPrices) -> round_moments.Moments:
     law.cover(tokens - 1)
     decisions = np.ascontiguousarray(law.records[:, : tokens - 1].T)
-    return rounds.mean_of(segments(parameters, tokens, iter([decisions]), price, len(law.records)))
+    return round_moments.mean_of(segments(parameters, tokens, iter([decisions]), price, len(law.records)))
 
 
 def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[DecisionLaw]) -> Work | None:

@@ -8,7 +8,7 @@ from model.costs.step_costs import StepCosts
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.finite_bild import prices, segments
 from model.methods.bild.threshold_decisions import Digits
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.outcomes.random_streams import BLOCK
 
 LAST_MATTERS = False

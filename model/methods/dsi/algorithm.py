@@ -41,7 +41,7 @@ from model.methods.concurrent.unit_transfers import kept_on, returned_to, stop_o
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, BudgetedDraft, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
-from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
+from model.methods.rounds.round_laws import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, draft_model
 from model.steps import Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 

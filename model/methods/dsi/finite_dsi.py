@@ -27,7 +27,8 @@ from model.interpret.account import attended_within
 from model.methods.concurrent.concurrent_laws import chains_of
 from model.methods.concurrent.concurrent_work import ModelPasses
 from model.methods.dsi.algorithm import Parameters
-from model.methods.rounds import Moments, draft_times, mixed
+from model.methods.rounds.prices_of_rounds import draft_times
+from model.methods.rounds.round_moments import Moments, mixed
 from model.outcomes.outcome_laws import Chain, Floats
 from model.steps import LayerSpan
 

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
-from model.methods import rounds
 from model.methods.hierarchical.algorithm import Parameters
-from model.methods.rounds import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
+from model.methods.rounds import prices_of_rounds, round_moments, round_starts
+from model.methods.rounds.round_laws import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
+from model.methods.rounds.round_moments import Moments
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, Replay
 
 Floats = NDArray[np.float64]
@@ -74,17 +75,17 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
 
     def medium_verify(unread: int) -> Floats:
         widths = np.arange(most + 1) + 1 + unread
-        found = rounds.times_by_width(
+        found = prices_of_rounds.times_by_width(
             cost, lambda width: PassShape(ALL_LAYERS, "medium", width=width, heads=width - unread), widths, tokens, before=unread
         )
         return np.atleast_2d(found)
 
-    verify = rounds.verify_times(cost, longest + 1, 1 if cost.uniform else tokens)
+    verify = prices_of_rounds.verify_times(cost, longest + 1, 1 if cost.uniform else tokens)
     if cost.uniform:
         passes = np.arange(longest + 1.0)
         small, medium = (np.atleast_2d(passes * cost.draft_times(role=role)) for role in ("draft", "medium"))
         return PassPrices(small, medium, medium_verify(0), verify, np.zeros((1, longest + 1)), np.zeros(1), *others)
-    small, medium = (rounds.draft_times(cost, longest, tokens, role=role) for role in ("draft", "medium"))
+    small, medium = (prices_of_rounds.draft_times(cost, longest, tokens, role=role) for role in ("draft", "medium"))
     start = np.arange(tokens)
     room = tokens - 1 - start
     count = np.minimum(parameters.draft_length, room)
@@ -154,7 +155,7 @@ def round_prices(parameters: Parameters, price: PassPrices, start: int, room: in
     return OuterRounds(smaller + verify + moved, smaller * price.share + verify, offered + 1 + others, offered, read)
 
 
-def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: StepCosts) -> rounds.Moments:
+def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: StepCosts) -> Moments:
     """Moments of time, unit-time, rounds and offered tokens of a decoding; the variance is nan in the reading `recursive`.
 
     There the work of a round depends on all of its outcomes, not only on the first rejection, and outcomes are used again.
@@ -172,7 +173,7 @@ def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_a
         for large, chain in product(_large_chances(accept, tokens, parameters.longest_draft), chains)
     ]
     mean, square, *rest = np.mean(found, axis=0).tolist()
-    return rounds.Moments(mean, max(square - mean**2, 0.0) if square == square else square, *rest)
+    return Moments(mean, max(square - mean**2, 0.0) if square == square else square, *rest)
 
 
 def _chains(law: Law) -> list[Chain]:
@@ -305,10 +306,10 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
     alike = price.uniform and isinstance(medium, Iid | Markov)
     kinds = {(0 if alike else start, len(ends) - 1) for start, ends in enumerate(starting)}
     choices = {
-        (start, count): rounds.RoundChoice(inner, count, _from(medium, start, count), _from_position(inside, start, count))
+        (start, count): round_moments.RoundChoice(inner, count, _from(medium, start, count), _from_position(inside, start, count))
         for start, count in kinds if count
     }  # fmt: skip
-    found = dict(zip(choices, rounds.moments_of_many([*choices.values()]), strict=True))
+    found = dict(zip(choices, round_moments.moments_of_many([*choices.values()]), strict=True))
     for start, ends in enumerate(starting):
         count, chance, row = len(ends) - 1, float(ends.sum()), price.row(start)
         verify = float(price.verify[row, count])
@@ -332,7 +333,7 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
     return total
 
 
-def _inside(price: PassPrices, inner: int) -> rounds.RoundPrices:
+def _inside(price: PassPrices, inner: int) -> prices_of_rounds.RoundPrices:
     """Prices of the rounds of the small and the medium model."""
     drafted = np.arange(inner + 1)
     small, looks = price.small[:, : inner + 1], price.medium_verify
@@ -341,10 +342,10 @@ def _inside(price: PassPrices, inner: int) -> rounds.RoundPrices:
     usual = small + looks
     after_whole = usual + np.where(drafted > 0, price.late_small[:, 1:2], 0.0)
     time = usual[0] if price.uniform else np.stack([usual, after_whole])
-    return rounds.RoundPrices(time + moved, time * price.share, np.asarray(operations, dtype=np.float64))
+    return prices_of_rounds.RoundPrices(time + moved, time * price.share, np.asarray(operations, dtype=np.float64))
 
 
-def _from_position(inside: rounds.RoundPrices, start: int, count: int) -> rounds.RoundPrices:
+def _from_position(inside: prices_of_rounds.RoundPrices, start: int, count: int) -> prices_of_rounds.RoundPrices:
     """Prices of the `count` positions from `start` on."""
     if inside.uniform:
         return inside
@@ -368,7 +369,7 @@ class _Offers:
         alike = isinstance(self.law, Iid | Markov)
         key = (0 if alike else start), count
         if key not in self.known:
-            found = rounds.starts(self.inner, count, _from(self.law, start, count))
+            found = round_starts.starts(self.inner, count, _from(self.law, start, count))
             two = float(found.after_full_draft[-1])
             self.known[key] = np.array([1 - two, two])
         return self.known[key]

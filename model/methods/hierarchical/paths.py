@@ -10,7 +10,7 @@ import numpy as np
 from model.costs.step_costs import StepCosts
 from model.methods.hierarchical.algorithm import Parameters
 from model.methods.hierarchical.finite_hierarchical import OuterRounds, PassPrices, longest_inner, prices, round_prices
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.outcomes.outcome_laws import Bools, Outcomes
 from model.outcomes.random_streams import BLOCK
 

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.methods.rounds import Moments, RoundPrices, Tally, mean_of
+from model.methods.rounds.prices_of_rounds import RoundPrices
+from model.methods.rounds.round_moments import Moments, mean_of
+from model.methods.rounds.round_walks import Tally
 from model.outcomes.lookup_laws import Integers, LookupLaw, Lookups, ReplayedLookups, outcomes_after
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,7 @@ from model.costs.step_costs import StepCosts
 from model.methods.ngram import lookup_rounds
 from model.methods.ngram.algorithm import Parameters
 from model.methods.ngram.theory import round_prices
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.outcomes.lookup_laws import Integers
 from model.outcomes.random_streams import BLOCK
 

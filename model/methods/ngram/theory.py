@@ -28,7 +28,7 @@ from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.ngram import lookup_rounds
 from model.methods.ngram.algorithm import Parameters
 from model.methods.prediction import Prediction
-from model.methods.rounds import RoundPrices, slowest_of, verify_times
+from model.methods.rounds.prices_of_rounds import RoundPrices, slowest_of, verify_times
 from model.methods.speculative import theory as speculative
 from model.outcomes.lookup_laws import LookupLaw, Lookups
 

@@ -48,7 +48,7 @@ from model.methods.draft_model import MAX_DRAFT, SEPARATE, BudgetedDraft, DraftM
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
-from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
+from model.methods.rounds.round_laws import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, draft_model, verification_pass
 from model.steps import DraftLimit, Fork, Forward, Join, LayerSpan, Step, Steps, Stop
 

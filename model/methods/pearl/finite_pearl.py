@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from model.costs.step_costs import StepCosts
 from model.methods.concurrent.concurrent_laws import chains_of
-from model.methods.rounds import Moments, draft_times, mixed, verify_times
+from model.methods.rounds.prices_of_rounds import draft_times, verify_times
+from model.methods.rounds.round_moments import Moments, mixed
 from model.outcomes.outcome_laws import Chain, Floats
 
 PRE, POST = PHASES = range(2)

@@ -9,7 +9,7 @@ import numpy as np
 from model.costs.step_costs import StepCosts
 from model.methods.pearl.algorithm import Parameters
 from model.methods.pearl.finite_pearl import FIRST_REJECTED, KEPT, PRE, WAITING_REJECTED, round_tables
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
 

@@ -30,7 +30,7 @@ from model.methods.concurrent.concurrent_work import ModelPasses, expected_work
 from model.methods.pearl.algorithm import DRAFT_STOPS, ROUND, Parameters
 from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_tables, rounds_by_end
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import Moments
+from model.methods.rounds.round_moments import Moments
 from model.methods.speculative.theory import sum_of_powers
 from model.outcomes.outcome_laws import Chain, constant_rates
 

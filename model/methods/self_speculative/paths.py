@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from model.costs.step_costs import StepCosts
-from model.methods.rounds import Tally, fixed
+from model.methods.rounds.round_walks import Tally, fixed
 from model.methods.self_speculative.algorithm import Parameters
 from model.methods.self_speculative.theory import round_prices
 from model.outcomes.outcome_laws import Outcomes

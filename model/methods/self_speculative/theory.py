@@ -32,16 +32,10 @@ from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import (
-    AcceptanceLaw,
-    RoundPrices,
-    Rounds,
-    moments_of_prediction,
-    slowest_of,
-    starts,
-    sums_from,
-    times_by_width,
-)
+from model.methods.rounds.prices_of_rounds import RoundPrices, slowest_of, sums_from, times_by_width
+from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
+from model.methods.rounds.round_moments import moments_of_prediction
+from model.methods.rounds.round_starts import starts
 from model.methods.self_speculative.algorithm import Parameters
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Chain

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import cast
 
 from model.costs.step_costs import StepCosts
-from model.methods.rounds import Tally, fixed
+from model.methods.rounds.round_walks import Tally, fixed
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
 from model.methods.speculative.static_batches import decodings

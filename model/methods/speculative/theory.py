@@ -14,6 +14,7 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,18 +27,11 @@ from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
 from model.methods.formula_check import ComparedRuns, FormulaPoint
-from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import (
-    AcceptanceLaw,
-    Moments,
-    Rounds,
-    moments_of_prediction,
-    operations_of,
-    round_prices,
-    slowest_of,
-    starts_by_accepted,
-    starts_of_laws,
-)
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, predict_by_decoding
+from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, round_prices, slowest_of
+from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
+from model.methods.rounds.round_moments import Moments, moments_of_prediction
+from model.methods.rounds.round_starts import starts_by_accepted, starts_of_laws
 from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
@@ -69,32 +63,48 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
-    """`predict` at many points; all points except static batches are computed together."""
-    prices = []
-    for parameters, tokens, cost in points.choices:
+    """`predict` at many points, which are computed together for all laws and costs."""
+    for parameters, tokens, _ in points.choices:
         parameters.check_tokens(tokens)
-        prices.append(prices_of(parameters, tokens, cost))
-    static = np.array([each.parameters.decoded_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
-    found = np.empty((len(Moments._fields), static.size))
-    for of, moments in ((static, _of_static_batches), (~static, lambda some: moments_of_prediction(some, prices))):
-        if of.any():
-            found[:, of] = moments(points.at(np.flatnonzero(of)))
-    of_rounds = Moments(*found)
-    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each, _ in prices])[points.choice]
+    batched = np.array([each.parameters.decoded_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
+    several = np.array([each.parameters.concurrent_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
+    parts = (~batched, _of_one_sequence), (batched & ~several, _of_one_after_another), (batched & several, _of_static_batches)
+    index = [(np.flatnonzero(mine), of) for mine, of in parts if mine.any()]
+    found = [of(_used(points.at(mine))) for mine, of in index]
+    return Prediction.joined(found).at(np.argsort(np.concatenate([mine for mine, _ in index])))
+
+
+def _used(points: PredictionPoints[Parameters]) -> PredictionPoints[Parameters]:
+    """The same points, with only those choices that they use."""
+    used, choice = np.unique(points.choice, return_inverse=True)
+    return replace(points, choices=[points.choices[each] for each in used.tolist()], choice=choice)
+
+
+def _of_one_sequence(points: PredictionPoints[Parameters]) -> Prediction:
+    """Prediction at points of one sequence, or of one of a batch that is kept full."""
+    prices = [prices_of(*each) for each in points.choices]
+    return _of_moments(points, moments_of_prediction(points, prices), [price for price, _ in prices])
+
+
+def _of_one_after_another(points: PredictionPoints[Parameters]) -> Prediction:
+    """Prediction at points of several sequences, one at a time."""
+    prices = [prices_of(*each)[0] for each in points.choices]
+    return _of_moments(points, static_batches.one_after_another(points), prices)
+
+
+def _of_moments(points: PredictionPoints[Parameters], of_rounds: Moments, prices: Sequence[RoundPrices]) -> Prediction:
+    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each in prices])[points.choice]
     units = points.of_choices(lambda each: each.parameters.units)
     plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
     times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
     return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
 
 
-def _of_static_batches(points: PredictionPoints[Parameters]) -> Moments:
-    """Moments of static batches, pair by pair."""
-    choice, law, index = points.pairs()
-    found = [
-        static_batches.expected(parameters, tokens, points.laws[which], cost)
-        for (parameters, tokens, cost), which in zip((points.choices[each] for each in choice.tolist()), law.tolist(), strict=True)
-    ]
-    return Moments(*(np.array(column)[index] for column in zip(*found, strict=True)))
+def _of_static_batches(points: PredictionPoints[Parameters]) -> Prediction:
+    """Prediction at points of static batches of several sequences."""
+    priced = [each._replace(cost=each.parameters.draft_costs(each.cost)) for each in points.choices]
+    points = replace(points, choices=priced)
+    return predict_by_decoding(static_batches.predict_decodings, points, static_batches.prices_of_each)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -144,16 +154,16 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     >>> round(found["target"].passes, 3), round(found["target"].layer_runs / 40, 3), round(found["draft"].passes, 3)
     (44.446, 44.446, 131.273)
     """
-    if parameters.decoded_sequences > 1:
-        return static_batches.work(parameters, tokens, law)
     found = work_of_laws(parameters, tokens, [law])
     return None if found is None else found.at(0)
 
 
 def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceLaw]) -> Work | None:
-    """`work` under each of several laws, as arrays of shape (laws,); None if one of them is of records, or for static batches."""
+    """`work` under each of several laws, as arrays of shape (laws,); None if one of them is of records."""
+    if parameters.decoded_sequences > 1:
+        return static_batches.work_of_laws(parameters, tokens, laws)
     known = [law for law in laws if isinstance(law, Chain | Rounds)]
-    if len(known) < len(laws) or parameters.decoded_sequences > 1:
+    if len(known) < len(laws):
         return None
     most, place = parameters.draft_length, np.arange(tokens)
     mass: Any

@@ -18,7 +18,8 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.interpret.account import attended_within
 from model.methods.concurrent.concurrent_work import ModelPasses
-from model.methods.rounds import Moments, draft_times, mixed, verify_times
+from model.methods.rounds.prices_of_rounds import draft_times, verify_times
+from model.methods.rounds.round_moments import Moments, mixed
 from model.methods.ssd.algorithm import DRAFT, Parameters
 from model.outcomes.position_ranks import PositionRanks
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from model.costs.step_costs import StepCosts
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.methods.ssd.algorithm import Parameters
 from model.methods.ssd.finite_ssd import DRAFTED, EMPTY, round_tables
 from model.outcomes.position_ranks import Ranks

@@ -27,7 +27,7 @@ from model.interpret.account import Account, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.concurrent.concurrent_work import expected_work
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import Moments
+from model.methods.rounds.round_moments import Moments
 from model.methods.speculative.theory import sum_of_powers
 from model.methods.ssd.algorithm import DRAFT, Parameters
 from model.methods.ssd.fan_out import hit_probability

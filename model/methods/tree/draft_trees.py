@@ -173,9 +173,18 @@ class DraftTree:
         [0.6, 0.2, 0.3]
         """
         require_rates("rates", rates, self.depth, self.widest_by_depth)
-        found = np.empty(self.nodes)
-        for node, (parent, depth, rank) in enumerate(zip(self.parents, self.depths, self.ranks, strict=True)):
-            found[node] = (1.0 if parent == ROOT else found[parent]) * rates[depth - 1][rank - 1]
+        return self.reached([np.array(row) for row in rates])[1:]
+
+    def reached(self, rates: Sequence[Floats]) -> Floats:
+        """Probability that the root (1) and each node are right; rates by depth are arrays (..., ranks), so is the result.
+
+        >>> DraftTree((-1, -1, 0)).reached([np.array([[0.6, 0.2], [0.4, 0.1]]), np.array([[0.5], [1.0]])]).tolist()
+        [[1.0, 0.6, 0.2, 0.3], [1.0, 0.4, 0.1, 0.4]]
+        """
+        found = np.ones((*rates[0].shape[:-1], 1 + self.nodes))
+        parents, ranks = np.array(self.parents) - ROOT, np.array(self.ranks) - 1
+        for begin, end, row in zip(self.nodes_to, self.nodes_to[1:], rates, strict=False):
+            found[..., 1 + begin : 1 + end] = found[..., parents[begin:end]] * row[..., ranks[begin:end]]
         return found
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from model.costs.step_costs import StepCosts
-from model.methods.rounds import Tally
+from model.methods.rounds.round_walks import Tally
 from model.methods.tree import tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.outcomes.random_streams import BLOCK

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,8 +28,8 @@ from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
-from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import Moments
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
+from model.methods.rounds.round_moments import Moments
 from model.methods.tree import tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.draft_trees import DraftTree, OptimalTrees
@@ -61,30 +61,33 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: RankLaw, cost: StepC
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; those of one tree and number of tokens are computed together for all laws and costs."""
-    price = [tree_rounds.prices(each.parameters, each.cost, each.tokens) for each in points.choices]
-    alike: dict[tuple[Parameters, int], list[int]] = {}
-    for number, each in enumerate(points.choices):
-        alike.setdefault((each.parameters, each.tokens), []).append(number)
+    priced = [each._replace(cost=each.parameters.draft_costs(each.cost)) for each in points.choices]
+    return predict_by_decoding(_predict_decodings, replace(points, choices=priced), _prices_of_each)
+
+
+def _prices_of_each(parameters: Parameters) -> int:
+    """Prices of a cost, at each position if they depend on it."""
+    return 4 * (1 + tree_rounds.most_unread(parameters))
+
+
+def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points that share parameters and tokens."""
+    parameters, tokens, which = points.parameters, points.tokens, points.price
+    price = tree_rounds.prices(parameters, points.cost, tokens)
     independent = [isinstance(law, RankRates) and not (law.by_sequence and law.classes > 1) for law in points.laws]
-    classes = np.array([law.classes if known else -1 for law, known in zip(points.laws, independent, strict=True)])
-    choice, law, index = points.pairs()
-    found = np.empty((len(Moments._fields), choice.size))
-    for (parameters, tokens), choices in alike.items():
-        here = np.isin(choice, choices)
-        for number in np.flatnonzero(here & (classes[law] < 0)).tolist():
-            found[:, number] = tree_rounds.moments(parameters, tokens, points.laws[law[number]], price[choice[number]])
-        for count in np.unique(classes[law[here & (classes[law] > 0)]]).tolist():
-            pairs = np.flatnonzero(here & (classes[law] == count))
-            used, own = np.unique(law[pairs], return_inverse=True)
-            costs, mine = np.unique(choice[pairs], return_inverse=True)
-            laws, prices = [points.laws[each] for each in used.tolist()], [price[each] for each in costs.tolist()]
-            found[:, pairs] = tree_rounds.moments_of_pairs(parameters, tokens, laws, prices, own, mine)
-    of_rounds = Moments(*found[:, index])
-    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each in price])[points.choice]
-    units = points.of_choices(lambda each: each.parameters.units)
-    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
-    times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
-    return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
+    classes = np.array([law.classes if known else -1 for law, known in zip(points.laws, independent, strict=True)])[points.law]
+    found = np.empty((len(Moments._fields), which.size))
+    for number in np.flatnonzero(classes < 0).tolist():
+        found[:, number] = tree_rounds.moments(parameters, tokens, points.laws[points.law[number]], price.of(int(which[number])))
+    for count in np.unique(classes[classes > 0]).tolist():
+        own = np.flatnonzero(classes == count)
+        part = points.at(own)
+        found[:, own] = tree_rounds.moments_of_pairs(parameters, tokens, part.laws, price, part.law, part.price)
+    alike = (price.time == price.busy).reshape(len(price.time), -1).all(axis=1)
+    plain = parameters.plain_time(tokens, points.cost)[which]
+    units = np.full(which.size, float(parameters.units))
+    time, variance, busy, operations, rounds, drafted = found
+    return Prediction(time, variance, busy, np.where(alike, 1.0, np.nan)[which], units, plain, rounds, drafted, operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -108,21 +111,28 @@ def work(parameters: Parameters, tokens: int, law: RankLaw) -> Work | None:
     >>> round(found["target"].passes, 3), round(found["target"].heads / found["target"].passes, 2)  # up to 7 tokens in a pass
     (52.808, 6.92)
     """
-    if not isinstance(law, RankRates):
+    found = work_of_laws(parameters, tokens, [law])
+    return None if found is None else found.at(0)
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankLaw]) -> Work | None:
+    """`work` under each of several laws, as arrays of shape (laws,); None if one is of records, or has other classes."""
+    known = [law for law in laws if isinstance(law, RankRates)]
+    if len(known) < len(laws) or len({(law.classes, law.by_sequence) for law in known}) > 1:
         return None
-    mass = _starts(parameters, tokens, law)
+    mass = _starts(parameters, tokens, known)
     place, levels = np.arange(tokens), tree_rounds.levels_of(parameters, tokens)
-    target, draft = np.zeros((2, 5))  # passes, tokens, attended, rows, heads
+    target, draft = np.zeros((2, 5, len(known)))  # passes, tokens, attended, rows, heads
     parallel, budget = parameters.drafts_in_one_pass, parameters.context_budget
     most = np.inf if budget is None else budget
     for count in np.unique(levels).tolist():
         here = levels == count
         passes = tree_rounds.passes_of(parameters, count)
         # Positions of the nodes: their depths after the text's last token.
-        deep = _sum_of_depths(parameters, law, count)
+        deep = _sum_of_depths(parameters, known, count)
         own = mass[here].sum(axis=1)
-        at, width = place[here], passes.drafted + 1
-        target += [own.sum(), own.sum() * width, own @ (at * width + deep + width), own @ (at + width), own.sum() * width]
+        total, at, width = own.sum(axis=0), place[here], passes.drafted + 1
+        target += [total, total * width, (at * width + width) @ own + deep * total, (at + width) @ own, total * width]
         if not count:
             continue
         first = count if parallel else 1
@@ -131,34 +141,40 @@ def work(parameters: Parameters, tokens: int, law: RankLaw) -> Work | None:
             size = first + unread
             begin = np.minimum(at - unread, most)  # cached positions that the pass reads
             attended = begin * size + size * (size + 1) / 2
-            draft += [some.sum(), some.sum() * size, some @ attended, some @ (begin + size), some.sum() * first]
+            each = some.sum(axis=0)
+            draft += [each, each * size, attended @ some, (begin + size) @ some, each * first]
         for level, width in enumerate(passes.widths, 1):
             cached = np.minimum(at + level, most)
-            draft += [own.sum(), own.sum() * width, own @ ((cached + 1) * width), own @ (cached + width), own.sum() * width]
+            draft += [total, total * width, ((cached + 1) * width) @ own, (cached + width) @ own, total * width]
     models = {"target": _totals(parameters.layers, target)}
-    return Work(models | ({"draft": _totals(parameters.draft_layers, draft)} if draft[0] else {}))
+    return Work(models | ({"draft": _totals(parameters.draft_layers, draft)} if draft[0].any() else {}))
 
 
-def _starts(parameters: Parameters, tokens: int, law: RankRates) -> Floats:
-    """Probability that a round starts at each position, by unread tokens; over all classes."""
-    time = np.zeros((tokens, 1 + tree_rounds.most_unread(parameters)))
-    if not law.by_sequence:
-        return tree_rounds.visits(parameters, tokens, law, time).mass
-    parts = np.eye(law.classes)
-    each = [tree_rounds.visits(parameters, tokens, RankRates(law.rates, one), time).mass for one in parts]
-    return np.asarray(np.tensordot(law.weights, each, axes=1))
+def _starts(parameters: Parameters, tokens: int, laws: Sequence[RankRates]) -> Floats:
+    """Probability that a round starts at each position, by unread tokens and law; over all classes."""
+    if not laws[0].by_sequence:
+        return tree_rounds.starts_of_laws(parameters, tokens, laws)
+    weights = np.array([law.weights for law in laws])
+    alone = np.eye(weights.shape[1])
+    each = [tree_rounds.starts_of_laws(parameters, tokens, laws, np.broadcast_to(one, weights.shape)) for one in alone]
+    return np.asarray(np.einsum("lc,csul->sul", weights, np.stack(each)))
 
 
-def _sum_of_depths(parameters: Parameters, law: RankRates, levels: int) -> float:
-    """Mean over the classes of the sum of the depths of all nodes."""
+def _sum_of_depths(parameters: Parameters, laws: Sequence[RankRates], levels: int) -> Floats:
+    """Mean over the classes of the sum of the depths of all nodes, by law."""
     if not levels:
-        return 0.0
-    depths = [sum(parameters.tree_of_class(index, levels).depths) for index in range(law.classes)]
-    return float(np.dot(law.weights, depths))
+        return np.zeros(len(laws))
+    depths = [float(sum(parameters.tree_of_class(index, levels).depths)) for index in range(laws[0].classes)]
+    return np.asarray(np.array([law.weights for law in laws]) @ np.array(depths))
 
 
 def _totals(layers: int, counts: Floats) -> Totals:
-    passes, tokens, attended, rows, heads = counts.tolist()
+    passes: Any
+    tokens: Any
+    attended: Any
+    rows: Any
+    heads: Any
+    passes, tokens, attended, rows, heads = counts
     return Totals(passes, layers * passes, layers * tokens, layers * attended, layers * rows, head_runs=passes, heads=heads)
 
 

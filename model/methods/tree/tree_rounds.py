@@ -9,7 +9,7 @@ with a draft that reads the target's states, one more for each accepted token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
-from model.methods.rounds import Moments, Tally, mean_of, mixed
+from model.methods.rounds.round_moments import Moments, mean_of, mixed
+from model.methods.rounds.round_walks import Tally
 from model.methods.tree.algorithm import EAGLE_2, Parameters
-from model.methods.tree.draft_trees import ROOT, DraftTree
+from model.methods.tree.draft_trees import ROOT, DraftTree, require_rates
 from model.outcomes import round_counts
 from model.outcomes.rank_laws import RankLaw, RankRates, Ranks, ReplayedRanks
 from model.outcomes.round_counts import RoundEnds, RoundTimes
@@ -63,7 +64,10 @@ def passes_of(parameters: Parameters, levels: int) -> TreePasses:
 
 
 class TreePrices(NamedTuple):
-    """Prices of rounds by their start position, for decodings of a number of tokens."""
+    """Prices of rounds by their start position, for decodings of a number of tokens.
+
+    Of several costs (`model.costs.many_costs`) times and arithmetic have a leading axis of costs.
+    """
 
     time: Floats
     """Shape (tokens, 1 + most unread): by the tokens that the first draft pass reads besides the text's last one."""
@@ -75,6 +79,10 @@ class TreePrices(NamedTuple):
     """Nodes; shape (tokens,)."""
     levels: Integers
     """Drafted levels; shape (tokens,)."""
+
+    def of(self, cost: int) -> TreePrices:
+        """Prices at one of several costs."""
+        return self._replace(time=self.time[cost], busy=self.busy[cost], operations=self.operations[cost])
 
 
 def levels_of(parameters: Parameters, tokens: int) -> Integers:
@@ -97,34 +105,34 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
     cost, levels, start = parameters.draft_costs(cost), levels_of(parameters, tokens), np.arange(tokens)
     several, parallel = parameters.several_hypotheses, parameters.drafts_in_one_pass
     unread = most_unread(parameters)
-    time, busy = np.zeros((2, tokens, 1 + unread))
-    operations, drafted = np.ones(tokens), np.zeros(tokens)
-    link = 2 * cost.link * (parameters.placement == "separate")
-    ratio = cost.operations("draft")
+    link, share, ratio = np.broadcast_arrays(cost.link, cost.draft_devices, cost.operations("draft"))  # shape () or (costs,)
+    link = 2 * link[..., None, None] * (parameters.placement == "separate")
+    time, busy = np.zeros((2, *ratio.shape, tokens, 1 + unread))
+    operations, drafted = np.ones((*ratio.shape, tokens)), np.zeros(tokens)
 
     def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
         cost.require("draft")
-        return np.broadcast_to(cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at), at.shape)
+        return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
 
     for count in np.unique(levels).tolist():
         here = np.flatnonzero(levels == count)
         at, passes = start[here], passes_of(parameters, count)
         size = passes.drafted + 1
         verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
-        own = np.zeros((len(here), 1 + unread))
+        own = np.zeros((*ratio.shape, len(here), 1 + unread))
         if count:
             heads, tree = (count, False) if parallel else (1, several)
             alone = draft(heads, at, heads, tree)
-            own += alone[:, None]
+            own += alone[..., None]
             for level, width in enumerate(passes.widths, 1):
-                own += draft(width, at + level, width, several)[:, None]
+                own += draft(width, at + level, width, several)[..., None]
             for more in range(1, 1 + unread):
                 after = at >= more  # the round before began at position 0 or later
-                own[after, more] += draft(heads + more, at[after] - more, heads, tree) - alone[after]
-            operations[here] += (count if parallel else passes.read) * ratio
-        time[here] = own + np.broadcast_to(verify, at.shape)[:, None] + link * (count > 0)
-        busy[here] = own * cost.draft_devices + np.broadcast_to(verify, at.shape)[:, None]
-        operations[here] += passes.drafted
+                own[..., after, more] += draft(heads + more, at[after] - more, heads, tree) - alone[..., after]
+            operations[..., here] += (count if parallel else passes.read) * ratio[..., None]
+        time[..., here, :] = own + verify[..., None] + link * (count > 0)
+        busy[..., here, :] = own * share[..., None, None] + verify[..., None]
+        operations[..., here] += passes.drafted
         drafted[here] = passes.drafted
     return TreePrices(time, busy, operations, drafted, levels)
 
@@ -174,13 +182,17 @@ class Endings:
             state = self.following[state]
         return state % size
 
-    def chances(self, rates: RankRates) -> Floats:
-        """Probability that a round ends at each node, with rates of one class."""
-        (table,) = rates.rates
-        given = [row.tolist() for row in table]
-        reached = np.concatenate([[1.0], self.tree.chances(given)])
-        ends = reached - np.bincount(np.array(self.tree.parents) - ROOT, reached[1:], reached.size)
-        return np.asarray(np.maximum(ends, 0.0))
+    def chances(self, tables: Sequence[Sequence[Floats]]) -> Floats:
+        """Probability that a round ends at each node, with tables of rank rates of one class; shape (tables, nodes + 1)."""
+        widths = self.tree.widest_by_depth
+        for table in tables:
+            if len(table) < len(widths) or any(row.size < width for row, width in zip(table, widths, strict=False)):
+                require_rates("rates", [row.tolist() for row in table], len(widths), widths)
+        reached = self.tree.reached([np.stack([table[depth][:width] for table in tables]) for depth, width in enumerate(widths)])
+        ends, parents = reached.copy(), np.array(self.tree.parents) - ROOT
+        first = np.flatnonzero(np.diff(parents, prepend=-1))  # nodes with the same parent follow each other
+        ends[:, parents[first]] -= np.add.reduceat(reached[:, 1:], first, axis=1)
+        return np.maximum(ends, 0.0)
 
 
 class _Trees:
@@ -294,72 +306,109 @@ def cells(parameters: Parameters, law: RankRates, levels: int) -> RoundEndings:
     >>> found.accepted.tolist(), found.unread.tolist(), found.chance.round(12).tolist()
     ([0, 1, 2], [0, 0, 1], [0.2, 0.32, 0.48])
     """
+    ends, unread = ends_of_laws(parameters, [law], levels)
+    return RoundEndings(ends.accepted, unread, ends.chance[:, 0])
+
+
+def ends_of_laws(
+    parameters: Parameters, laws: Sequence[RankRates], levels: int, weights: Floats | None = None
+) -> tuple[RoundEnds, Integers]:
+    """Endings of a round that drafts this number of levels under each law, and the tokens that the draft has not read there.
+
+    Laws have as many classes each. `weights` of the classes, shape (laws, classes), replace those of the laws.
+    """
     if not levels:
-        return RoundEndings(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.ones(1))
+        return RoundEnds(np.zeros(1, dtype=np.int64), np.ones((1, len(laws)))), np.zeros(1, dtype=np.int64)
     trees, most = _trees_of(parameters), most_unread(parameters) + 1
-    chance, possible = np.zeros((levels + 1) * most), np.zeros((levels + 1) * most, dtype=np.bool_)
-    for index, weight in enumerate(law.weights):
+    weights = np.array([law.weights for law in laws]) if weights is None else weights
+    chance, possible = np.zeros((len(laws), (levels + 1) * most)), np.zeros((levels + 1) * most, dtype=np.bool_)
+    for index, weight in enumerate(weights.T):
         own = trees.of(index, levels)
         kind = own.accepted * most + own.unread
-        chance += weight * np.bincount(kind, own.chances(law.of_class(index)), chance.size)
-        possible[kind] = True
+        used, place = np.unique(kind, return_inverse=True)
+        chance[:, used] += weight[:, None] * (own.chances([law.rates[index] for law in laws]) @ np.eye(used.size)[place])
+        possible[used] = True
     kinds = np.flatnonzero(possible)
-    return RoundEndings(kinds // most, kinds % most, chance[kinds])
-
-
-def ends_of_laws(parameters: Parameters, laws: Sequence[RankRates], levels: int) -> tuple[RoundEnds, Integers]:
-    """Endings of a round that drafts this number of levels under each law, and the tokens that the draft has not read there."""
-    each = [cells(parameters, law, levels) for law in laws]
-    return RoundEnds(each[0].accepted, np.stack([one.chance for one in each], axis=1)), each[0].unread
+    return RoundEnds(kinds // most, chance[:, kinds].T), kinds % most
 
 
 def moments_of_pairs(
-    parameters: Parameters, tokens: int, laws: Sequence[RankRates], prices_of_costs: Sequence[TreePrices],
-    law: NDArray[np.intp], price: NDArray[np.intp],
+    parameters: Parameters, tokens: int, laws: Sequence[RankRates], prices_of_costs: TreePrices, law: NDArray[np.intp],
+    price: NDArray[np.intp],
 ) -> Moments:  # fmt: skip
     """`moments` with independent rounds, of pairs of laws and prices; arrays of shape (pairs,).
 
-    Laws have as many classes each. What the first draft pass of a round reads more than usual is added to the round before.
+    Laws have as many classes each, and prices a leading axis of costs. Where times depend on the drafted levels only, rounds are
+    counted once for all prices. Else what the first draft pass of a round reads more than usual is added to the round before.
     """
     levels = levels_of(parameters, tokens)
     known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(levels).tolist()}
+    first = [int(np.argmax(levels == count)) for count in known]
+    place = np.searchsorted([*known], levels)
+    time, busy = ((each[:, first, 0], each) for each in prices_of_costs[:2])
+    if all((by_level[:, place, None] == each).all() for by_level, each in (time, busy)):
+        return _of_counts(parameters, tokens, known, prices_of_costs, law, price)
     ends = [known[count][0] for count in levels.tolist()]
-    time, busy = (np.stack([getattr(each, name) for each in prices_of_costs], axis=-1) for name in ("time", "busy"))
     times: tuple[list[Floats], list[Floats]] = ([], [])
     for start, count in enumerate(levels.tolist()):
         after = start + 1 + ends[start].accepted
         follows, unread = (after < tokens)[:, None], known[count][1]
         after = np.minimum(after, tokens - 1)
-        for column, values in zip(times, (time, busy), strict=True):
-            column.append(values[start, 0] + np.where(follows, values[after, unread] - values[after, 0], 0.0))
+        for column, (_, values) in zip(times, (time, busy), strict=True):
+            more = values[:, after, unread] - values[:, after, 0]
+            column.append(values[:, start, 0] + np.where(follows, more.T, 0.0))
     mass = round_counts.start_masses(ends)
     mean, variance, spent = round_counts.timed(ends, RoundTimes(*times), law, price)
-    operations, drafted = (np.stack([getattr(each, name) for each in prices_of_costs]) @ mass for name in ("operations", "drafted"))
-    return Moments(mean, variance, spent, operations[price, law], mass.sum(axis=0)[law], drafted[price, law])
+    operations, drafted = prices_of_costs.operations @ mass, prices_of_costs.drafted @ mass
+    return Moments(mean, variance, spent, operations[price, law], mass.sum(axis=0)[law], drafted[law])
 
 
-class RoundStarts(NamedTuple):
-    """Rounds by start position and unread tokens, shape (tokens, 1 + most unread)."""
+def _of_counts(
+    parameters: Parameters, tokens: int, known: Mapping[int, tuple[RoundEnds, Integers]], prices_of_costs: TreePrices,
+    law: NDArray[np.intp], price: NDArray[np.intp],
+) -> Moments:  # fmt: skip
+    """`moments_of_pairs` where times depend on the drafted levels only; `known` has the endings by drafted levels."""
+    most, taken = parameters.levels, levels_of(parameters, tokens)
+    laws = known[int(taken[0])][0].chance.shape[1]
+    ends = []
+    for remaining in range(most + 1):  # at most what remains is accepted, also of trees that are not cut
+        of = known.get(remaining if parameters.cut else most, (None, None))[0]
+        chance = np.zeros((remaining + 1, laws))
+        if of is not None:
+            np.add.at(chance, np.minimum(of.accepted, remaining), of.chance)
+        ends.append(chance)
+    counts = round_counts.counts_of_ends(tokens, ends)
+    # Rounds that begin with 0, 1, ... further tokens to come are at these positions; with more than `most`, at the first one.
+    where = np.maximum(tokens - 1 - np.arange(most + 1), 0)
+    mean, variance = np.empty((2, law.size))
+    busy, operations = np.empty((2, law.size))
+    for at in range(0, law.size, _PAIRS):
+        part = slice(at, at + _PAIRS)
+        own, mine = round_counts.RoundCounts(*(each[law[part]] for each in counts)), price[part]
+        mean[part], variance[part] = round_counts.priced(own, prices_of_costs.time[:, where, 0][mine])
+        busy[part] = np.einsum("pk,pk->p", own.mean, prices_of_costs.busy[:, where, 0][mine])
+        operations[part] = np.einsum("pk,pk->p", own.mean, prices_of_costs.operations[:, where][mine])
+    drafted = counts.mean @ prices_of_costs.drafted[where]
+    return Moments(mean, variance, busy, operations, counts.mean.sum(axis=1)[law], drafted[law])
 
-    mass: Floats
-    """Probability that a round starts there."""
-    first: Floats
-    """Mean time until then, times that probability."""
+
+_PAIRS = 20_000
+"""Pairs that are priced together."""
 
 
-def visits(parameters: Parameters, tokens: int, law: RankRates, time: Floats) -> RoundStarts:
-    """Rounds that start at each position, by a forward recursion; `time` has the shape of `TreePrices.time`."""
-    levels, most = levels_of(parameters, tokens), time.shape[1]
-    known = {count: cells(parameters, law, count) for count in np.unique(levels).tolist()}
-    ahead = np.zeros((2, tokens + 1, most))
-    ahead[0, 0, 0] = 1.0
-    for start in range(tokens):
-        accepted, unread, chance = known[int(levels[start])]
-        mass = ahead[0, start]
-        ends = np.minimum(start + 1 + accepted, tokens), unread
-        np.add.at(ahead[0], ends, float(mass.sum()) * chance)
-        np.add.at(ahead[1], ends, float(ahead[1, start].sum() + mass @ time[start]) * chance)
-    return RoundStarts(ahead[0, :tokens], ahead[1, :tokens])
+def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates], weights: Floats | None = None) -> Floats:
+    """Probability that a round starts at each position, by the tokens that the draft has not read; see `ends_of_laws`.
+
+    Shape (tokens, 1 + most unread, laws).
+    """
+    levels = levels_of(parameters, tokens)
+    known = {count: ends_of_laws(parameters, laws, count, weights) for count in np.unique(levels).tolist()}
+    ahead = np.zeros((tokens + 1 + parameters.levels, 1 + most_unread(parameters), len(laws)))
+    ahead[0, 0] = 1.0
+    for start, count in enumerate(levels.tolist()):
+        ends, unread = known[count]
+        ahead[start + 1 + ends.accepted, unread] += ahead[start].sum(axis=0) * ends.chance
+    return ahead[:tokens]
 
 
 def moments(parameters: Parameters, tokens: int, law: RankLaw, price: TreePrices) -> Moments:
@@ -392,4 +441,5 @@ def _of_class(parameters: Parameters, index: int, tokens: int, law: RankRates, p
 def _independent(parameters: Parameters, tokens: int, law: RankRates, price: TreePrices) -> Moments:
     """Moments with independent rounds."""
     one = np.zeros(1, dtype=np.intp)
-    return Moments(*(float(each[0]) for each in moments_of_pairs(parameters, tokens, [law], [price], one, one)))
+    each_cost = price._replace(time=price.time[None], busy=price.busy[None], operations=price.operations[None])
+    return Moments(*(float(each[0]) for each in moments_of_pairs(parameters, tokens, [law], each_cost, one, one)))

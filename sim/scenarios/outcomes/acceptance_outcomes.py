@@ -19,8 +19,8 @@ from model.engines import acceptance_curves
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.position_log import PositionLog
-from model.methods import rounds
 from model.methods.method_parameters import MethodParameters
+from model.methods.rounds import round_laws
 from model.methods.speculative import block_verification, engine_dialects, rates_from_logs
 from model.methods.speculative.algorithm import BLOCK, TOKEN
 from model.outcomes import outcome_laws
@@ -124,7 +124,7 @@ class AcceptanceByDraftPosition(LawRecord):
                 f"acceptance_rates must have one rate for each of {parameters.longest_draft} drafted tokens, got"
                 f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
             )
-        return Outcome(rounds.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
+        return Outcome(round_laws.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ class LevelsOfDifficulty(LawRecord):
         note = f"levels: a first draft's tokens are accepted, if those before them were, at rates {shown} over all sequences"
         return Outcome(law, float(law.survival[0]), self.source, note=note)
 
-    def _law(self) -> rounds.MixedRounds:
-        return rounds.MixedRounds([rounds.Rounds.by_draft_position(rates) for rates in self.acceptance_rates], self.weights)
+    def _law(self) -> round_laws.MixedRounds:
+        return round_laws.MixedRounds([round_laws.Rounds.by_draft_position(rates) for rates in self.acceptance_rates], self.weights)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class AcceptanceCurve(LawRecord):
             + f", fitted to {found.lengths.size} mean acceptance lengths with residuals of at most"
             f" {abs(found.errors[worst]):.2%} (draft length {found.draft_lengths[worst]:g})"
         )  # fmt: skip
-        law, residual = rounds.Rounds(found.survival), {"curve_residual": float(abs(found.errors[worst]))}
+        law, residual = round_laws.Rounds(found.survival), {"curve_residual": float(abs(found.errors[worst]))}
         return Outcome(law, float(found.survival[0]), self.source, note=note, further_values=residual)
 
     def _fit(self) -> acceptance_curves.AcceptanceCurveFit:
@@ -244,7 +244,7 @@ class SharedRate(LawRecord):
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point."""
-        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest_draft)
+        law = round_laws.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest_draft)
         return Outcome(law, self.acceptance_rate, self.source)
 
 
@@ -274,7 +274,7 @@ class AcceptanceOfDistributions(LawRecord):
             survival = block_verification.survival(self.p, self.q, longest, how)
         else:
             survival = np.full(longest, float(np.argmax(self.p) == np.argmax(self.q)))
-        return Outcome(rounds.Rounds(survival), float(survival[0]), self.source)
+        return Outcome(round_laws.Rounds(survival), float(survival[0]), self.source)
 
 
 @dataclass(frozen=True)
@@ -322,14 +322,14 @@ class RecordedRounds(LawRecord):
         source = f"{self.source}: {len(survivors)} of {len(records)} records"
         note = _note(records, parameters.longest_draft, tokens)
         # The rate has an interval but the law has no ends: a record has no rate parameter that could be varied.
-        return Outcome(rounds.ReplayRounds(survivors), rate, source, rate_low=low, rate_high=high, note=note)
+        return Outcome(round_laws.ReplayRounds(survivors), rate, source, rate_low=low, rate_high=high, note=note)
 
     def _log(self, records: Sequence[Sequence[int]], longest: int, tokens: int) -> Outcome:
         """Law that plays the sequences one after another."""
         total = sum(map(len, records))
         if tokens > total:
             raise checks.ParameterError(f"tokens must be at most {total} with play = 'log', those of the log, got {tokens}")
-        law = rounds.ReplayLog([np.asarray(record) - 1 for record in records])
+        law = round_laws.ReplayLog([np.asarray(record) - 1 for record in records])
         note = f"rounds: {len(records)} recorded sequences, replayed one after another, each to its end"
         if longest:
             own = _played(_frozen(records), longest)[0].over_rounds
@@ -492,12 +492,12 @@ class EngineLog(LawRecord):
         return self._constant(record, record.draft_length, record.mean_acceptance_length, source)
 
     def _by_position(self, record: AcceptanceRecord, rates: tuple[float, ...], source: str) -> Outcome:
-        law = rounds.Rounds.by_draft_position(rates)
+        law = round_laws.Rounds.by_draft_position(rates)
         note = f"engine-log: {_drafts_words(record)}, acceptance by draft position"
         if record.survival_low is None or record.survival_high is None:
             return Outcome(law, rates[0], source, note=note)
         ends = record.survival_low[: len(rates)], record.survival_high[: len(rates)]
-        low, high = (rounds.Rounds(each) for each in ends)
+        low, high = (round_laws.Rounds(each) for each in ends)
         return Outcome(law, rates[0], source, low, high, ends[0][0], ends[1][0], record.drafts, note=note)
 
     def _constant(self, record: AcceptanceRecord, draft_length: int, length: float, source: str) -> Outcome:

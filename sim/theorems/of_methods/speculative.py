@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import dependent_acceptance as laws
 from model.methods.speculative import theory as formulas
 from sim.theorems.drafting_examples import (

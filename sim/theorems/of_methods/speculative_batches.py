@@ -22,7 +22,7 @@ from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.draft_model import PLACEMENTS
 from model.methods.method_parameters import BATCHING
-from model.methods.rounds import ReplayRounds
+from model.methods.rounds.round_laws import ReplayRounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import paths as sampler
 from model.methods.speculative import theory as formulas

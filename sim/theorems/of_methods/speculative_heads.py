@@ -18,7 +18,7 @@ import numpy as np
 
 from model.costs.layer_times import UnitCost
 from model.methods.draft_model import COLOCATED
-from model.methods.rounds import MixedRounds, Rounds
+from model.methods.rounds.round_laws import MixedRounds, Rounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import parallel_drafts
 from model.methods.speculative import paths as sampler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from model.methods.rounds import ReplayRounds
+from model.methods.rounds.round_laws import ReplayRounds
 from model.methods.speculative import paths as sampler
 from model.outcomes import random_streams
 from model.outcomes.outcome_laws import Iid

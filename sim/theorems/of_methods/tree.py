@@ -21,7 +21,7 @@ from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, Ranked, World
 from model.methods.draft_model import PLACEMENTS
-from model.methods.rounds import Rounds
+from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import paths as speculative_paths
 from model.methods.tree import algorithm, paths, theory

@@ -1,0 +1,112 @@
+"""Points of static batches and of trees that are evaluated together: equal to each point alone."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.architectures.published_shapes import preset
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassSeconds
+from model.hardware.devices import device
+from model.hardware.roofline import Roofline
+from model.methods.prediction import MethodChoice, PredictionPoints
+from model.methods.rounds.round_laws import Rounds
+from model.methods.speculative import rounds_of_batches
+from model.methods.speculative import theory as speculative
+from model.methods.speculative.algorithm import Parameters as SpeculativeParameters
+from model.methods.tree import theory as tree
+from model.methods.tree.algorithm import Parameters as TreeParameters
+from model.outcomes.outcome_laws import Iid, Markov
+from model.outcomes.rank_laws import RankRates
+from tests.model.test_many_costs import LAYERS, position_costs, unit_costs
+from tests.support.tiers import examples
+
+RATES = st.floats(0, 1) | st.sampled_from([0.0, 1.0])
+ACCEPTANCES = (
+    RATES.map(Iid)
+    | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.8)).map(lambda each: Markov(*each))
+    | st.lists(RATES, min_size=4, max_size=4).map(Rounds.by_draft_position)
+)
+TABLES = st.lists(st.tuples(st.floats(0, 0.6), st.floats(0, 0.4)), min_size=3, max_size=3)
+RANKS = st.tuples(TABLES, TABLES, st.floats(0.1, 0.9)).map(lambda each: RankRates(each[:2], [each[2], 1 - each[2]]))
+
+
+@st.composite
+def static_choices(draw: st.DrawFn) -> tuple[Any, int]:
+    lengths = draw(st.none() | st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple))
+    tokens = draw(st.integers(1, 9)) if lengths is None else max(lengths)
+    parameters = SpeculativeParameters(
+        LAYERS, draw(st.integers(0, 4)), batching="static", sequences=draw(st.integers(1, 4)), lengths=lengths,
+        placement=draw(st.sampled_from(["colocated", "separate"])), context_budget=draw(st.sampled_from([None, 2])),
+    )  # fmt: skip
+    return parameters, tokens
+
+
+@st.composite
+def tree_choices(draw: st.DrawFn) -> tuple[Any, int]:
+    more: dict[str, Any] = draw(
+        st.sampled_from([{}, {"drafter": "heads"}, {"sequences": 2}, {"placement": "separate"}, {"context_budget": 2}])
+    )
+    return TreeParameters(LAYERS, "full", draw(st.integers(1, 3)), 2, **more), draw(st.integers(1, 9))
+
+
+@given(st.data(), st.sampled_from(["batches", "trees"]), st.booleans())
+@settings(max_examples=examples(60, 600), deadline=None)
+def test_points_of_drafts_together_equal_each_alone(data: st.DataObject, kind: str, blocks: bool) -> None:
+    """Also if few laws are evaluated together, and in blocks of rounds."""
+    theory: Any = speculative if kind == "batches" else tree
+    decodings, laws = (static_choices(), ACCEPTANCES) if kind == "batches" else (tree_choices(), RANKS)
+    choices = [
+        MethodChoice(*chosen, cost)
+        for chosen in data.draw(st.lists(decodings, min_size=1, max_size=2))
+        for cost in data.draw(st.lists(unit_costs() | position_costs(), min_size=1, max_size=3))
+    ]
+    known = data.draw(st.lists(laws, min_size=1, max_size=4))
+    pairs = st.tuples(st.integers(0, len(choices) - 1), st.integers(0, len(known) - 1))
+    choice, law = np.array(data.draw(st.lists(pairs, min_size=1, max_size=8)), dtype=np.intp).T
+    points = PredictionPoints(choices, known, choice, law)
+    alone = [theory.predict_points(points.at(np.array([index]))) for index in range(law.size)]
+    with pytest.MonkeyPatch.context() as patch:
+        if blocks:
+            for name, value in (("_TABLE", 1), ("_TOGETHER", 1), ("_KEPT", 1), ("_STRETCHES", 3)):
+                patch.setattr(rounds_of_batches, name, value)
+        together = theory.predict_points(points)
+    for index, one in enumerate(alone):
+        for name, value in vars(one).items():
+            np.testing.assert_allclose(getattr(together, name)[index], value[0], rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+@given(st.lists(ACCEPTANCES, min_size=1, max_size=4), static_choices(), st.lists(RANKS, min_size=1, max_size=4), tree_choices())
+@settings(deadline=None, max_examples=40)
+def test_work_of_drafts_under_many_laws_is_that_of_each(
+    acceptances: list[Any], batch: tuple[Any, int], ranks: list[Any], drafted: tuple[Any, int]
+) -> None:
+    for theory, chosen, laws in ((speculative, batch, acceptances), (tree, drafted, ranks)):
+        found = theory.work_of_laws(*chosen, laws)
+        for index, law in enumerate(laws):
+            one = theory.work(*chosen, law)
+            assert one.by_model.keys() == found.by_model.keys()
+            for role, totals in one.by_model.items():
+                np.testing.assert_allclose(totals, found.at(index).by_model[role], rtol=1e-11, atol=1e-13)
+
+
+def test_equal_batches_take_the_sum_of_their_totals() -> None:
+    one, two = (SpeculativeParameters(LAYERS, 2, batching="static", sequences=2, lengths=(5, 5) * count) for count in (1, 2))
+    cost = UnitCost(LAYERS, cost_ratio=0.25, operations_ratio=0.5)
+    found = [speculative.predict(each, 5, Iid(0.6), cost) for each in (one, two)]
+    for name in ("latency", "busy", "operations", "rounds", "drafted"):
+        np.testing.assert_allclose(getattr(found[1], name), 2 * getattr(found[0], name), rtol=1e-13)
+
+
+def test_a_context_budget_shortens_static_batches_on_hardware() -> None:
+    draft = Roofline.on_device(preset("llama-3.2-1b"), device("h100"))
+    cost = PassSeconds({"target": draft, "draft": draft}, prompt=32_000)
+    whole, less = (
+        SpeculativeParameters(16, 2, batching="static", sequences=4, context_budget=budget) for budget in (None, 512)
+    )
+    shorter = speculative.predict(less, 6, Iid(0.6), cost).latency
+    assert shorter < 0.9 * speculative.predict(whole, 6, Iid(0.6), cost).latency
+    np.testing.assert_allclose(shorter, speculative.predict(whole, 6, Iid(0.6), cost.within_budgets({"draft": 512})).latency)
