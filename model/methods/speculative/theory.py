@@ -38,7 +38,7 @@ from model.methods.rounds import (
     starts_by_accepted,
     starts_of_laws,
 )
-from model.methods.speculative import engine_dialects, static_batches
+from model.methods.speculative import alike_rounds, engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
 from model.outcomes.outcome_laws import Chain, Iid
@@ -70,9 +70,12 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; all points except static batches are computed together."""
+    for parameters, tokens, _ in points.groups().groups:
+        parameters.check_tokens(tokens)
+    if alike_rounds.covers(points):
+        return alike_rounds.predict_points(points)
     prices = []
     for parameters, tokens, cost in points.choices:
-        parameters.check_tokens(tokens)
         prices.append(prices_of(parameters, tokens, cost))
     static = np.array([each.parameters.decoded_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
     found = np.empty((len(Moments._fields), static.size))
