@@ -16,8 +16,10 @@ class _WatchedCost(UnitCost):
 
     def __getattribute__(self, name: str) -> Any:
         get = object.__getattribute__
+        if name == "__class__":  # a copy with changes, and a comparison, are those of a cost that is not watched
+            return UnitCost
         inner = get(self, "__dict__")
-        if name == "__dict__" or name in inner.get("_watched", ()):  # a changed copy watches nothing: making it has read all
+        if name == "__dict__" or name in inner["_watched"]:
             inner["_read"].append(name)
         return get(self, name)
 
@@ -32,8 +34,8 @@ def evaluated(cost: UnitCost, numbers: Collection[str], value: Callable[[UnitCos
     these would hide what they were computed from.
 
     >>> cost = UnitCost(4, cost_ratio=0.5)
-    >>> evaluated(cost, ["link"], lambda cost: cost.ratio("draft")), evaluated(cost, ["cost_ratio"], lambda cost: cost.ratio("draft"))
-    ((0.5, False), (0.5, True))
+    >>> [evaluated(cost, [name], lambda cost: cost.ratio("draft")) for name in ("link", "cost_ratio")]
+    [(0.5, False), (0.5, True)]
     >>> evaluated(cost, ["final_head"], lambda cost: cost.target_pass)  # a cached property reads the dictionary
     (4.0, True)
     """

@@ -81,8 +81,8 @@ def varied(
 ) -> dict[str, VariedOutcomes] | None:
     """Outcomes of tables that differ from this one in single rates only, by kind of outcome; None: each table is resolved alone.
 
-    `found` has the outcomes of this table. `rates` has values by kind of outcome (empty: of a table of one law) and key; they are in
-    [0, 1], of shape (outcomes,).
+    `found` has the outcomes of this table. `rates` has values by kind of outcome (empty: of a table of one law) and key, which are
+    in [0, 1]; each has shape (outcomes,).
     """
     one = "kind" in table
     if any((name == "") != one for name, _ in rates):
@@ -93,7 +93,8 @@ def varied(
         if not own:
             continue
         law = table if one else table[name]
-        record: LawRecord = build(LAWS[name][law["kind"]], {key: value for key, value in law.items() if key != "kind"}, where)
+        keys = {key: value for key, value in law.items() if key != "kind"}
+        record: LawRecord = build(LAWS[name][law["kind"]], keys, where)
         each = record.varied(own, outcome) if {*own} <= {*record.RATES} else None
         if each is None:
             return None

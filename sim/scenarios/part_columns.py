@@ -6,6 +6,7 @@ depend on the numbers is evaluated once for the whole group.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
@@ -42,14 +43,14 @@ class Group(Protocol[Part]):
 
 
 class CaseGroup:
-    """Cases that differ in numbers of their costs only; without `costs` a single case."""
+    """Cases that differ in numbers of their costs only; without `costs` equal cases, of which there are `size`."""
 
-    def __init__(self, first: Case, costs: VariedCosts | None = None) -> None:
-        self.first, self.costs = first, costs
+    def __init__(self, first: Case, costs: VariedCosts | None = None, size: int = 1) -> None:
+        self.first, self.costs, self.size = first, costs, size if costs is None else len(costs)
         self._made: dict[int, Case] = {}
 
     def __len__(self) -> int:
-        return 1 if self.costs is None else len(self.costs)
+        return self.size
 
     def member(self, place: int) -> Case:
         """One of the cases."""
@@ -61,7 +62,7 @@ class CaseGroup:
 
     def at(self, places: Index) -> CaseGroup:
         """A subset of the cases, in this order."""
-        return self if self.costs is None else CaseGroup(self.first, self.costs.at(places))
+        return CaseGroup(self.first, None if self.costs is None else self.costs.at(places), places.size)
 
     def evaluated(self, value: Callable[[Case], Value]) -> tuple[Value, bool]:
         """Value of the first case, and whether it may differ between the cases."""
@@ -76,21 +77,22 @@ class CaseGroup:
         return None if self.costs is None else self.costs.numbers.get(name)
 
     def costs_of(self, which: Callable[[Case], StepCosts], *, passes_only: bool = False) -> Sequence[StepCosts]:
-        """Costs of the cases (`which` of a single one), or those without overheads."""
+        """Costs of the cases (`which` of the first, if they are equal), or those without overheads."""
         if self.costs is None:
             cost = which(self.first)
-            return [cost.passes_only() if passes_only else cost]
+            return [cost.passes_only() if passes_only else cost] * self.size
         return self.costs.passes_only() if passes_only else self.costs
 
 
 class OutcomeGroup:
-    """Outcomes by kind, of which those in `varied` differ in rates; without them a single mapping."""
+    """Outcomes by kind, of which those in `varied` differ in rates; without them equal mappings, of which there are `size`."""
 
-    def __init__(self, first: Mapping[str, Outcome], varied: Mapping[str, VariedOutcomes] | None = None) -> None:
+    def __init__(self, first: Mapping[str, Outcome], varied: Mapping[str, VariedOutcomes] | None = None, size: int = 1) -> None:
         self.first, self.varied = first, varied or {}
+        self.size = len(next(iter(self.varied.values()))) if self.varied else size
 
     def __len__(self) -> int:
-        return len(next(iter(self.varied.values()))) if self.varied else 1
+        return self.size
 
     def member(self, place: int) -> Mapping[str, Outcome]:
         """One of the mappings."""
@@ -98,15 +100,17 @@ class OutcomeGroup:
 
     def at(self, places: Index) -> OutcomeGroup:
         """A subset, in this order."""
-        return OutcomeGroup(self.first, {name: each.at(places) for name, each in self.varied.items()})
+        return OutcomeGroup(self.first, {name: each.at(places) for name, each in self.varied.items()}, places.size)
 
     def laws(self, which: str) -> list[Any]:
         """Laws in the form that a method's `predict` takes, at given rates: `law`, or an end of their interval, `low` or `high`."""
         columns = {name: self.varied[name].laws_of(which) if name in self.varied else None for name in self.first}
         fixed = {name: _law(outcome, which) for name, outcome in self.first.items()}
+        if not self.varied:
+            return [by_outcome(fixed)] * self.size
         if len(columns) == 1:
-            ((name, laws),) = columns.items()
-            return [fixed[name]] if laws is None else [*laws]
+            ((_, laws),) = columns.items()
+            return [*(laws or ())]
         return [
             by_outcome({name: fixed[name] if laws is None else laws[place] for name, laws in columns.items()})
             for place in range(len(self))
@@ -153,7 +157,7 @@ class PartColumn(Sequence[Any], Generic[AnyGroup]):
         """Groups that rising indices use: each with their slice in these, and their places in the group."""
         number = np.searchsorted(self.starts, used, side="right") - 1
         bounds = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), used.size]
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in itertools.pairwise(bounds):
             if start < stop:
                 group = int(number[start])
                 yield self.groups[group], slice(start, stop), used[start:stop] - self.starts[group]

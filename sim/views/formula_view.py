@@ -144,8 +144,9 @@ def _with_numbers(
         has, values = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.result_type(*(each for _, each in parts)))
         for part, each in parts:
             has[part], values[part] = True, each
-        column = pl.Series(name, values[index])
-        table = table.with_columns(column if has.all() else pl.when(pl.Series(has[index])).then(column).otherwise(pl.col(name)).alias(name))
+        column = pl.lit(pl.Series(name, values[index]))
+        given = column if has.all() else pl.when(pl.Series(has[index])).then(column).otherwise(pl.col(name))
+        table = table.with_columns(given.alias(name))
     return table
 
 

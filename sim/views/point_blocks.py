@@ -1,8 +1,8 @@
 """Points of a grid as indices into the parts that they share, for the view `formula`.
 
-Each distinct part is resolved once. Where an axis holds values of one number, such as a cost ratio or an acceptance rate, its values
-are checked as an array and one part is resolved for all (`sim.scenarios.part_columns`); invalid values are resolved one by one, so
-that each point fails as it would alone.
+Each distinct part is resolved once. Where an axis holds values of one number, such as a cost ratio or an acceptance rate, its
+values are checked as an array and one part is resolved for all (`sim.scenarios.part_columns`). Invalid values are resolved one by
+one, so that each point fails as it would alone.
 """
 
 from __future__ import annotations
@@ -118,9 +118,8 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
     relevant = [kind != "outcomes" for kind in grid.kinds]
     choices, choice = _parts(where, grid.shape, relevant, varied_costs, case_at, cases_at)
     which: dict[Any, int] = {}
-    needs = [
-        which.setdefault(None if isinstance(each, _Failed) else grid.outcomes_key(each.first), len(which)) for each in choices.groups
-    ]
+    keys = [None if isinstance(each, _Failed) else grid.outcomes_key(each.first) for each in choices.groups]
+    needs = [which.setdefault(key, len(which)) for key in keys]
     need = np.repeat(np.array(needs, dtype=np.intp), np.diff(choices.starts))[choice]
 
     def outcomes_at(point: Sequence[int]) -> OutcomeGroup:
@@ -163,8 +162,8 @@ def _parts(
 ) -> tuple[PartColumn[Any], Index]:  # fmt: skip
     """Distinct parts of points (or the error of making one), by the relevant axes, and the index of each point's part.
 
-    Parts that differ in the `varied` axes only are one group: `make` makes the first, and `vary` the others from it, as arrays, with
-    the mask of those points whose values are valid.
+    Parts that differ in the `varied` axes only are one group: `make` makes one, and `vary` the others from it, as arrays, with the
+    mask of those points whose values are valid.
     """
     axes = [axis for axis, is_relevant in enumerate(relevant) if is_relevant]
     sizes = [*(shape[axis] for axis in axes), *(int(each.max()) + 1 for each in more)]
@@ -242,18 +241,23 @@ def _cases(
     grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str]
 ) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
     """Cases at points (all but the first of them, which is that of `first`), and the mask of points with valid values."""
-    record = first.varies_with(grid.tables_at(points[:, 0].tolist()), int(points[0, 0]), axes.values())
+    if not axes:
+        return None
+    tables, method = grid.tables_at(points[:, 0].tolist()), int(points[0, 0])
+    numbers, valid = {}, np.ones(points.shape[1] - 1, dtype=np.bool_)
+    own = scenario_file.method_tables(tables)[method].get("cost")
+    if own is not None and "cost" in grid.base and scenario_file.cost_of(tables, {"cost": own}) is own:
+        # The axes are of other methods.
+        return CaseGroup(first, size=valid.size), valid
+    record = first.varies_with(tables, method, axes.values())
     if record is None or not isinstance(first.cost, UnitCost):
         return None
-    numbers, valid = {}, np.ones(points.shape[1] - 1, dtype=np.bool_)
     for axis, name in axes.items():
         values = _numbers(grid, axis, points[:, 1:])
         if values is None:
             return None
         valid &= record.allowed(name, values)
         numbers[name] = values
-    if not numbers:
-        return None
     return CaseGroup(first, VariedCosts(first.cost, {name: values[valid] for name, values in numbers.items()})), valid
 
 
@@ -262,18 +266,22 @@ def _outcomes(
     axes: Mapping[int, tuple[str, str]],
 ) -> tuple[OutcomeGroup, NDArray[np.bool_]] | None:  # fmt: skip
     """Outcomes at points (all but the first of them, which has `first`), and the mask of points with valid values."""
-    tables = grid.tables_at(points[:, 0].tolist())
-    table = tables.get("outcomes")
-    if scenario_file.method_tables(tables)[int(points[0, 0])].get("outcomes") is not None or not isinstance(table, Mapping):
+    if not axes:
         return None
+    tables = grid.tables_at(points[:, 0].tolist())
+    table, own = tables.get("outcomes"), scenario_file.method_tables(tables)[int(points[0, 0])].get("outcomes")
     rates, valid = {}, np.ones(points.shape[1] - 1, dtype=np.bool_)
+    if not first or (own is not None and "outcomes" in grid.base):  # the axes are of other methods
+        return OutcomeGroup(first, size=valid.size), valid
+    if own is not None or not isinstance(table, Mapping):
+        return None
     for axis, path in axes.items():
         values = _numbers(grid, axis, points[:, 1:])
         if values is None or values.dtype.kind != "f":  # whole numbers stay such in the table
             return None
         valid &= (values >= 0) & (values <= 1)
         rates[path] = values
-    varied = outcomes_section.varied(table, "outcomes", first, {path: values[valid] for path, values in rates.items()}) if rates else None
+    varied = outcomes_section.varied(table, "outcomes", first, {path: values[valid] for path, values in rates.items()})
     if varied is None:
         return None
     if type(parameters).check_law is not MethodParameters.check_law:

@@ -148,7 +148,8 @@ class Independent:
         >>> [law.probabilities(1)[1].tolist() for law in Independent.each([0.2, 0.3], [0.5, 0.25])]
         [[0.5], [0.25]]
         """
-        fallback, rollback = checks.array("fallback_rate", fallback_rates, 0, 1), checks.array("rollback_rate", rollback_rates, 0, 1)
+        fallback = checks.array("fallback_rate", fallback_rates, 0, 1)
+        rollback = checks.array("rollback_rate", rollback_rates, 0, 1)
         laws = [object.__new__(cls) for _ in range(fallback.size)]
         for law, one, other in zip(laws, fallback, rollback, strict=True):
             law.fallback_rate, law.rollback_rate = np.asarray(one), np.asarray(other)

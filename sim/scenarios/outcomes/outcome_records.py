@@ -155,8 +155,8 @@ class OneRate(LawRecord):
         if self.trials is None:
             return VariedOutcomes(first, outcome_laws.Iid.each(rate), None, None, {"rate": rate})
         low, high = wilson(rate, self.trials)
-        laws = (outcome_laws.Iid.each(each) for each in (rate, low, high))
-        return VariedOutcomes(first, *laws, {"rate": rate, "rate_low": low, "rate_high": high})
+        laws, lows, highs = (outcome_laws.Iid.each(each) for each in (rate, low, high))
+        return VariedOutcomes(first, laws, lows, highs, {"rate": rate, "rate_low": low, "rate_high": high})
 
 
 class CorrelatedRate(OneRate):
