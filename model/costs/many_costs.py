@@ -72,8 +72,10 @@ class VariedCosts(Sequence[UnitCost]):
         if isinstance(index, slice):
             return VariedCosts(self.first, {name: values[index] for name, values in self.numbers.items()})
         cost = object.__new__(UnitCost)
-        vars(cost).update(self._same)
-        vars(cost).update({name: values[index].item() for name, values in self.numbers.items()})
+        inner = vars(cost)
+        inner.update(self._same)
+        for name, values in self.numbers.items():
+            inner[name] = values[index].item()
         return cost
 
     def at(self, index: NDArray[np.intp]) -> VariedCosts:

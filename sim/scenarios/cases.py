@@ -277,7 +277,11 @@ class Case:
     def with_cost(self, cost: StepCosts) -> Case:
         """Return a copy with these costs, which are valid; nothing else depends on their differences."""
         case = object.__new__(Case)
-        vars(case).update({name: vars(self)[name] for name in _FIELDS}, cost=cost)
+        inner = vars(case)
+        inner.update(vars(self))
+        for name in _CACHED:
+            inner.pop(name, None)
+        inner["cost"] = cost
         return case
 
     def varies_with(self, tables: Tables, index: int, names: Collection[str]) -> Cost | None:
@@ -362,7 +366,7 @@ class Case:
         return min(max(self.parameters.units, self.peak_demand.units), self.cluster.units)
 
 
-_FIELDS = tuple(field.name for field in fields(Case))
+_CACHED = tuple(name for name, value in vars(Case).items() if isinstance(value, cached_property))
 
 
 def contention(wanted: Demand, cluster: Cluster) -> str | None:
