@@ -73,6 +73,8 @@ class LayerTimeCosts:
 
 
 _OPTIONS = tuple(field.name for field in fields(LayerTimeCosts))
+OVERHEADS = ("dispatch", "dispatch_per_process", "link", "promotion", "draft_devices")
+"""Numbers that `passes_only` sets to 0."""
 TIMES = tuple(field.name for field in fields(LayerTimeCosts) if field.type == "float")
 """Options that are times: numbers of at least 0."""
 
@@ -176,7 +178,7 @@ class UnitCost(LayerTimeCosts, StepCosts):
         True
         """
         copy = object.__new__(UnitCost)  # its numbers are checked, and its cached properties stay the same
-        vars(copy).update(vars(self), dispatch=0.0, dispatch_per_process=0.0, link=0.0, promotion=0.0, draft_devices=0.0)
+        vars(copy).update(vars(self), **dict.fromkeys(OVERHEADS, 0.0))
         return copy
 
     def layer_times_of(self, step: Forward) -> list[float]:

@@ -5,14 +5,15 @@ For closed forms only: passes are not split into layers, and starting processes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model.costs.layer_times import UnitCost
+from model.costs.layer_times import OVERHEADS, UnitCost
 from model.costs.step_costs import OPERATIONS, RATIOS, PassShape, StepCosts
 
 Floats = NDArray[np.float64]
@@ -33,11 +34,84 @@ def joined(costs: Sequence[StepCosts]) -> StepCosts:
     >>> cost.plain_times().tolist(), cost.draft_times().tolist(), cost.verify_times([1, 2]).tolist()
     ([4.0, 5.0], [2.0, 1.25], [[4.0, 4.0], [5.0, 5.0]])
     """
+    if isinstance(costs, VariedCosts):
+        return UnitCosts.varied(costs)
     return UnitCosts(costs) if all(type(each) is UnitCost for each in costs) else PricedTogether(costs)
+
+
+class VariedCosts(Sequence[UnitCost]):
+    """Costs in layer-times that differ from `first` in some numbers only; a single one is made when it is asked for.
+
+    Parameters
+    ----------
+    first
+        A cost with the other values.
+    numbers
+        Values by name, each of shape (costs,); valid ones, since they are not checked again.
+
+    >>> costs = VariedCosts(UnitCost(4, cost_ratio=0.5), {"cost_ratio": np.array([0.25, 0.75])})
+    >>> costs[1] == UnitCost(4, cost_ratio=0.75), joined(costs).draft_times().tolist()
+    (True, [1.0, 3.0])
+    """
+
+    def __init__(self, first: UnitCost, numbers: Mapping[str, NDArray[Any]]) -> None:
+        self.first, self.numbers = first, numbers
+        self._same = {name: getattr(first, name) for name in _FIELDS}
+        self._size = len(next(iter(numbers.values())))
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> UnitCost: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> VariedCosts: ...
+
+    def __getitem__(self, index: int | slice) -> UnitCost | VariedCosts:
+        if isinstance(index, slice):
+            return VariedCosts(self.first, {name: values[index] for name, values in self.numbers.items()})
+        cost = object.__new__(UnitCost)
+        inner = vars(cost)
+        inner.update(self._same)
+        for name, values in self.numbers.items():
+            inner[name] = values[index].item()
+        return cost
+
+    def at(self, index: NDArray[np.intp]) -> VariedCosts:
+        """A subset of the costs, in this order."""
+        return VariedCosts(self.first, {name: values[index] for name, values in self.numbers.items()})
+
+    def passes_only(self) -> Sequence[UnitCost]:
+        """Each without overheads; see `UnitCost.passes_only`."""
+        numbers = {name: values for name, values in self.numbers.items() if name not in OVERHEADS}
+        first = self.first.passes_only()
+        return VariedCosts(first, numbers) if numbers else [first] * len(self)
+
+
+_FIELDS = tuple(field.name for field in fields(UnitCost))
 
 
 class UnitCosts(UnitCost):
     """Costs in layer-times, with arrays of shape (costs,) in place of numbers."""
+
+    @staticmethod
+    def varied(costs: VariedCosts) -> UnitCosts:
+        """The same as of the single costs, without making them."""
+        size, first = len(costs), costs.first
+        values: dict[str, Any] = {"layers": first.layers}
+        for name in _NUMBERS:
+            each = costs.numbers.get(name, getattr(first, name))
+            missing = name in RATIOS.values() and each is None
+            values[name] = None if missing else np.broadcast_to(np.asarray(each, dtype=np.float64), size)
+        if first.layer_times is None:
+            values["layer_times"] = None
+        else:
+            values["depths"] = tuple(np.full(size, depth) for depth in first.depths)
+        values |= {"_curves": [first], "_curve_of": np.zeros(size, dtype=np.intp)}
+        found = object.__new__(UnitCosts)
+        vars(found).update(values)
+        return found
 
     def __init__(self, costs: Sequence[Any]) -> None:
         values: dict[str, Any] = {"layers": costs[0].layers}

@@ -121,6 +121,10 @@ class PassSeconds(StepCosts):
             each._layers, each._totals = self._layers, self._totals
         return ends
 
+    def share_layers(self, tables: dict[tuple[str, int, int, int | None], Estimate]) -> None:
+        """Keep times of layers in tables that other costs of the same kernels, prompt and batch also use."""
+        self._layers = tables
+
     def has_overheads(self, units: int) -> bool:
         """True if, on this number of units, anything but the work of passes takes time: engine steps, starting processes, links."""
         return self.steps_take_time or super().has_overheads(units)

@@ -162,9 +162,9 @@ class Surface:
 
     def __call__(self, *point: ArrayLike) -> Estimate:
         """Time at a point; coordinates in the order of the axes, numbers or arrays that broadcast."""
-        if not all(type(value) is int for value in point):
+        if not all(isinstance(value, int | np.integer) for value in point):
             return self._estimate(point)
-        found = self._looked_up.get(point)
+        found = self._looked_up.get(point)  # numpy's integers are equal to Python's, and so are their hashes
         if found is None:
             if len(self._looked_up) >= PIECE:
                 self._looked_up.clear()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs import many_costs
+from model.costs import many_costs, watched_costs
+from model.costs.many_costs import VariedCosts
 from model.costs.step_costs import StepCosts
 from model.methods.method_parameters import MethodParameters
 
@@ -27,6 +28,62 @@ class MethodChoice(NamedTuple, Generic[Chosen]):
     cost: StepCosts
 
 
+class ChoiceGroup(NamedTuple, Generic[Chosen]):
+    """Choices that differ in their costs only."""
+
+    parameters: Chosen
+    tokens: int
+    costs: Sequence[StepCosts]
+
+
+class GroupedChoices(Sequence[MethodChoice[Chosen]]):
+    """Choices of several groups, one after another; a single choice is made when it is asked for."""
+
+    def __init__(self, groups: Sequence[ChoiceGroup[Chosen]]) -> None:
+        self.groups = groups
+        self.starts = np.cumsum([0, *(len(group.costs) for group in groups)])
+        """Index of the first choice of each group, and the number of choices."""
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> MethodChoice[Chosen]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[MethodChoice[Chosen]]: ...
+
+    def __getitem__(self, index: int | slice) -> MethodChoice[Chosen] | list[MethodChoice[Chosen]]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = int(np.searchsorted(self.starts, index, side="right")) - 1
+        parameters, tokens, costs = self.groups[number]
+        return MethodChoice(parameters, tokens, costs[index - int(self.starts[number])])
+
+    def values(self, value: Callable[[MethodChoice[Chosen]], float]) -> Floats:
+        """Value of each choice; evaluated once for a group whose costs vary in numbers that it does not read."""
+        found = []
+        for parameters, tokens, costs in self.groups:
+            if isinstance(costs, VariedCosts):
+                one, varies = watched_costs.evaluated(
+                    costs.first, costs.numbers, lambda cost: value(MethodChoice(parameters, tokens, cost))  # noqa: B023  called here
+                )
+                if not varies:
+                    found.append(np.full(len(costs), one))
+                    continue
+            found.append(np.array([value(MethodChoice(parameters, tokens, cost)) for cost in costs]))
+        return np.concatenate(found).astype(np.float64)
+
+    def plain_times(self) -> Floats:
+        """Time of plain decoding with each choice."""
+        return np.concatenate([
+            np.atleast_1d(group.parameters.plain_time(group.tokens, many_costs.joined(group.costs)))
+            for group in self.groups
+        ])  # fmt: skip
+
+
 @dataclass(frozen=True)
 class PredictionPoints(Generic[Chosen]):
     """Many points to predict together: each combines one of `choices` with one of `laws`.
@@ -34,7 +91,8 @@ class PredictionPoints(Generic[Chosen]):
     Parameters
     ----------
     choices, laws
-        Distinct values. A law has the form that `predict` takes; with several kinds of outcomes, laws by outcome name.
+        Distinct values; choices in groups (`GroupedChoices`) are evaluated by group where a method can. A law has the form that
+        `predict` takes; with several kinds of outcomes, laws by outcome name.
     choice, law
         Index into `choices` and `laws` of each point; shape (points,).
     """
@@ -50,7 +108,15 @@ class PredictionPoints(Generic[Chosen]):
 
     def of_choices(self, value: Callable[[MethodChoice[Chosen]], float]) -> Floats:
         """Value of each point's choice; shape (points,)."""
+        if isinstance(self.choices, GroupedChoices):
+            return self.choices.values(value)[self.choice]
         return np.array([value(each) for each in self.choices], dtype=np.float64)[self.choice]
+
+    def groups(self) -> GroupedChoices[Chosen]:
+        """The choices in groups; each alone, if they were given singly."""
+        if isinstance(self.choices, GroupedChoices):
+            return self.choices
+        return GroupedChoices([ChoiceGroup(each.parameters, each.tokens, [each.cost]) for each in self.choices])
 
     def of_laws(self, value: Callable[[Any], float]) -> Floats:
         """Value of each point's law; shape (points,)."""
@@ -122,14 +188,15 @@ def predict_by_decoding(
     """
     number: dict[Any, int] = {}
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
-    kinds = []
-    for parameters, tokens, cost in points.choices:
-        key = id(parameters), tokens, type(cost), cost.uniform
+    kinds, groups = [], points.groups()
+    for parameters, tokens, costs in groups.groups:
+        key = id(parameters), tokens, type(costs[0]), costs[0].uniform
         if key not in seen:
             seen[key] = number.setdefault((parameters, *key[1:]), len(number))
         kinds.append(seen[key])
-    kind = np.array(kinds, dtype=np.intp)
-    used = np.zeros(len(kinds), dtype=np.bool_)
+    sizes = np.diff(groups.starts)
+    kind, group = np.repeat(np.array(kinds, dtype=np.intp), sizes), np.repeat(np.arange(len(sizes)), sizes)
+    used = np.zeros(len(kind), dtype=np.bool_)
     used[points.choice] = True
     found, order = [], []
     for (parameters, tokens, _, uniform), index in number.items():
@@ -137,15 +204,23 @@ def predict_by_decoding(
         size = max(_CELLS // ((1 if uniform else tokens) * prices(parameters)), 1)
         for start in range(0, len(mine), size):
             choices = mine[start : start + size]
-            place = np.full(len(points.choices), -1)
+            place = np.full(len(kind), -1)
             place[choices] = np.arange(len(choices))
             here = np.flatnonzero(place[points.choice] >= 0)
             laws, law = np.unique(points.law[here], return_inverse=True)
-            cost = many_costs.joined([points.choices[each].cost for each in choices.tolist()])
+            cost = _joined_costs(groups, choices, group[choices])
             of = [points.laws[each] for each in laws.tolist()]
             found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]])))
             order.append(here)
     return Prediction.joined(found).at(np.argsort(np.concatenate(order)))
+
+
+def _joined_costs(groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp]) -> StepCosts:
+    """Costs of these choices as one; `group` has the group of each."""
+    costs = groups.groups[int(group[0])].costs
+    if isinstance(costs, VariedCosts) and (group == group[0]).all():
+        return many_costs.joined(costs.at(choices - groups.starts[group[0]]))
+    return many_costs.joined([groups[each].cost for each in choices.tolist()])
 
 
 @dataclass(frozen=True)

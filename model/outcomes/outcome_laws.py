@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -104,6 +105,19 @@ class Iid(Chain):
 
     def __init__(self, rate: ArrayLike, *, name: str = "rate") -> None:
         self.rate = checks.array(name, rate, 0, 1)
+
+    @classmethod
+    def each(cls, rates: ArrayLike) -> list[Self]:
+        """A law for each of these rates, which are checked together.
+
+        >>> [law.mean(4).tolist() for law in Iid.each([0.25, 0.5])]
+        [1.0, 2.0]
+        """
+        valid = checks.array("rate", rates, 0, 1)
+        laws = [object.__new__(cls) for _ in range(valid.size)]
+        for law, rate in zip(laws, valid, strict=True):
+            law.rate = np.asarray(rate)
+        return laws
 
     def mean(self, positions: ArrayLike) -> Floats:
         return np.asarray(np.asarray(positions) * self.rate)

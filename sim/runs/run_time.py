@@ -13,7 +13,9 @@ SAMPLED_POINTS = 5
 SAMPLED_DECODINGS = 1, 4
 """Simulated decodings of each sampled point in the view events: few and more, as a piece has a fixed cost too."""
 SAMPLED_NEIGHBOURS = 32, 128
-"""Neighbouring points whose closed forms are evaluated together, likewise."""
+"""Neighbouring points whose closed forms are evaluated together, likewise; more, where these take no time worth measuring."""
+ENOUGH_SECONDS = 0.1
+"""Time of a sample of closed forms from which the time of one more point is known [s]."""
 MOST_SECONDS = 4.0
 """No further point is sampled after this time [s]."""
 FIXED_SECONDS = 0.5
@@ -41,10 +43,17 @@ def _formula(plan: ShardPlan) -> float:
     points, (few, more) = int(plan.grid.points), SAMPLED_NEIGHBOURS
     if points <= more:
         return _timed(lambda: formula_view.frame(plan.grid, 0, points))
-    middle = max((points - more) // 2, 0)
-    first = _timed(lambda: formula_view.frame(plan.grid, middle, middle + few))
-    second = _timed(lambda: formula_view.frame(plan.grid, middle, middle + more))
+    first, second = _neighbours(plan, few), _neighbours(plan, more)
+    while second < ENOUGH_SECONDS and more < (most := min(points, plan.step("formula"))):
+        few, more = more, min(4 * more, most)
+        first, second = second, _neighbours(plan, more)
     return first + _slope(first, second, few, more) * (points - few)
+
+
+def _neighbours(plan: ShardPlan, count: int) -> float:
+    """Time of the closed forms of this number of points in the middle of the grid [s]."""
+    start = (int(plan.grid.points) - count) // 2
+    return _timed(lambda: formula_view.frame(plan.grid, start, start + count))
 
 
 def _paths(plan: ShardPlan) -> float:

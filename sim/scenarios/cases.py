@@ -6,10 +6,13 @@ Unknown keys, and keys that no method uses, are errors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from model import published
 from model.architectures import published_shapes
@@ -167,6 +170,15 @@ class Cost(LayerTimeCosts, TableRecord):
             for index, time in enumerate(WidthCurve(self.verify_cost).times.tolist()):
                 _check_time(f"verify_cost[{index}][1]", time, positive=True)
 
+    def allowed(self, name: str, values: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which values of a number are valid with the other values of this record; see `VARIED`.
+
+        >>> Cost().allowed("medium_cost_ratio", np.array([0.5, 1.5, 1e-13])).tolist()
+        [True, False, False]
+        """
+        most = 1.0 if name == "medium_cost_ratio" and not self.allow_slow_medium else MAX_TIME
+        return np.asarray((values == 0) | ((values >= MIN_TIME) & (values <= most)))
+
     def _check_published(self) -> None:
         given = [name for name in ("task", "data_set") if getattr(self, name) is not None]
         if len(given) != (self.kind == "published"):
@@ -215,6 +227,10 @@ class Cost(LayerTimeCosts, TableRecord):
         return replace(self.of(layers), **own) if own else self.of(layers)
 
 
+VARIED = (*TIMES, *RATIOS.values(), *OPERATIONS.values())
+"""Numbers of [cost] of kind `unit` that become numbers of `UnitCost` as they are: a whole axis of one is checked at once."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """[cluster]: keys of `sim.engine.cluster.Cluster`; `units` defaults to the number that the method reserves."""
@@ -257,6 +273,29 @@ class Case:
         case = object.__new__(Case)
         vars(case).update(vars(self), outcomes=outcomes)
         return case
+
+    def with_cost(self, cost: StepCosts) -> Case:
+        """Return a copy with these costs, which are valid; nothing else depends on their differences."""
+        case = object.__new__(Case)
+        inner = vars(case)
+        inner.update(vars(self))
+        for name in _CACHED:
+            inner.pop(name, None)
+        inner["cost"] = cost
+        return case
+
+    def varies_with(self, tables: Tables, index: int, names: Collection[str]) -> Cost | None:
+        """The record of its costs, if only these numbers of its costs change with them; else None."""
+        method, table = method_tables(tables)[index], tables.get("cost", {})
+        if type(self.cost) is not UnitCost or method.get("cost") is not None or not isinstance(table, Mapping):
+            return None
+        if type(self.parameters).with_costs is not MethodParameters.with_costs:  # these decide by costs
+            return None
+        scaled = self.parameters.full_batch > 1 and self.cost.verify_cost is not None  # `UnitCost.of_batch`
+        if scaled or not {*names} <= {*VARIED}:
+            return None
+        record = build(Cost, table, "cost")
+        return record if record.kind == "unit" else None
 
     @property
     def outcome(self) -> Outcome | None:
@@ -325,6 +364,9 @@ class Case:
         if self.contended and not self.parameters.bounded:
             return self.cluster.units
         return min(max(self.parameters.units, self.peak_demand.units), self.cluster.units)
+
+
+_CACHED = tuple(name for name, value in vars(Case).items() if isinstance(value, cached_property))
 
 
 def contention(wanted: Demand, cluster: Cluster) -> str | None:

@@ -41,10 +41,23 @@ class Axis:
     path: str
     values: Sequence[Any]
 
-    @property
+    @cached_property
     def numeric(self) -> bool:
         """True if every value is a number."""
         return isinstance(self.values, _Range) or all(_number(value) for value in self.values)
+
+    def numbers(self, indices: Any) -> Any:
+        """The values at these indices as an array of whole numbers or of floats; None if not all values are numbers."""
+        if isinstance(self.values, _Range):
+            return self.values.array(indices)
+        return None if self._array is None else self._array[indices]
+
+    @cached_property
+    def _array(self) -> Any:
+        if not self.numeric:
+            return None
+        array = np.asarray(self.values)
+        return array if array.dtype.kind in "if" else None  # numbers beyond 64 bits are objects
 
     def ends(self) -> list[int]:
         """Indices of the values to check before a run: all of a short axis, the extremes of a long one."""
@@ -71,7 +84,9 @@ class _Range(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < self.size:
             raise IndexError(index)
-        return self.array(np.asarray([index]))[0].item()
+        # As `array`, whose arithmetic is the same.
+        value = self.start + index * ((self.stop - self.start) / max(self.size - 1, 1))
+        return round(value) if self.whole else float(self.stop if index == self.size - 1 else value)
 
     def array(self, indices: Any) -> Any:
         """The values at these indices."""
@@ -192,7 +207,7 @@ class Grid:
         """Outcomes of a point; `case` has its other objects."""
         shared = [index for index, relevant in zip(where, self.outcomes_axes, strict=True) if relevant]
         key = (*shared, *self.outcomes_key(case))
-        return self._outcomes.get(key, lambda: cases.resolve_outcomes(self._tables(where), where[0], case))
+        return self._outcomes.get(key, lambda: cases.resolve_outcomes(self.tables_at(where), where[0], case))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -200,7 +215,7 @@ class Grid:
         return "method", *(_kind(axis.path) for axis in self.axes)
 
     def _resolved(self, where: Sequence[int]) -> Case:
-        case = cases.resolve_but_outcomes(self._tables(where), where[0], self.used, partial(self._record, where))
+        case = cases.resolve_but_outcomes(self.tables_at(where), where[0], self.used, partial(self._record, where))
         case.contention  # noqa: B018  computed here and cached: all points of this choice share it
         return case
 
@@ -212,7 +227,8 @@ class Grid:
         key = kind, section, where[0], *own, depth if isinstance(depth, int) else str(depth)
         return self._records.get(key, lambda: build(kind, table, section, remedy))
 
-    def _tables(self, where: Sequence[int]) -> Tables:
+    def tables_at(self, where: Sequence[int]) -> Tables:
+        """Tables of a point without a sweep, by its index on each axis."""
         tables: Tables = _copied(self.base)
         for axis, index in zip(self.axes, where[1:], strict=True):
             scenario_file.apply(tables, axis.path, axis.values[index])

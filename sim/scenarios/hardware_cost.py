@@ -500,10 +500,19 @@ def _prices(
     """Costs of passes of these models; `link` and `promotion` are added to the transfer times of the hardware."""
     target = served[0][1]
     moving = [float(target.transfer(size).seconds) for size in (TOKEN_BYTES, bytes_of_state(target.shape, handed_over))]
-    return PassSeconds(
+    cost = PassSeconds(
         dict(served), prompt=prompt, batch=batch, others_position=others_position, middle=middle, busy=busy, link=moving[0] + link,
         promotion=moving[1] + promotion, draft_devices=draft_devices, **dict(extra),
     )  # fmt: skip
+    kernels = tuple((role, each.kernels) for role, each in served if isinstance(each, WithEngineOverhead))
+    cost.share_layers(_layer_tables(kernels, batch, others_position, prompt, busy))
+    return cost
+
+
+@functools.lru_cache(maxsize=16)
+def _layer_tables(*_: Any) -> dict[Any, Any]:
+    """Times of layers of these models at these contexts, which costs that differ in overheads only share."""
+    return {}
 
 
 def _others_at(parameters: MethodParameters, tokens: int) -> float | None:

@@ -6,6 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import build, refuse_unknown
@@ -20,7 +23,7 @@ from sim.scenarios.outcomes import (
     position_rank_outcomes,
     rank_outcomes,
 )
-from sim.scenarios.outcomes.outcome_records import LawRecord, Outcome
+from sim.scenarios.outcomes.outcome_records import LawRecord, Outcome, VariedOutcomes
 
 LAWS: dict[str, Mapping[str, type[LawRecord]]] = {
     "match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
@@ -71,6 +74,32 @@ def resolve(table: Any, where: str, method: str, parameters: MethodParameters, t
         checks.one_of(f"{where}.kind", table["kind"], {kind for laws in LAWS.values() for kind in laws})
         return {}
     return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
+
+
+def varied(
+    table: Mapping[str, Any], where: str, found: Mapping[str, Outcome], rates: Mapping[tuple[str, str], NDArray[np.float64]]
+) -> dict[str, VariedOutcomes] | None:
+    """Outcomes of tables that differ from this one in single rates only, by kind of outcome; None: each table is resolved alone.
+
+    `found` has the outcomes of this table. `rates` has values by kind of outcome (empty: of a table of one law) and key, which are
+    in [0, 1]; each has shape (outcomes,).
+    """
+    one = "kind" in table
+    if any((name == "") != one for name, _ in rates):
+        return None
+    several = {}
+    for name, outcome in found.items():
+        own = {key: values for (of, key), values in rates.items() if of in ("", name)}
+        if not own:
+            continue
+        law = table if one else table[name]
+        keys = {key: value for key, value in law.items() if key != "kind"}
+        record: LawRecord = build(LAWS[name][law["kind"]], keys, where)
+        each = record.varied(own, outcome) if {*own} <= {*record.RATES} else None
+        if each is None:
+            return None
+        several[name] = each
+    return several or None
 
 
 def fixed(table: Any, outcomes: Collection[str]) -> bool:

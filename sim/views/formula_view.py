@@ -1,14 +1,14 @@
 """The view `formula`: closed forms, evaluated for many points of a grid at once.
 
 Points share their choices (method, parameters, tokens, costs, cluster) and their outcomes. Each choice and each set of outcomes is
-resolved once, the theory is evaluated for all points of a method together, and rows are assembled by column.
+resolved once, and together where they differ in single numbers only (`sim.views.point_blocks`). The theory is evaluated for all
+points of a method together, and rows are assembled by column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ from model.base.checks import ParameterError
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, flops_and_bytes
 from model.methods import registry
-from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, by_outcome
+from model.methods.prediction import ChoiceGroup, GroupedChoices, Prediction, PredictionPoints, by_outcome
 from model.steps import CacheError
 from sim.scenarios.cases import Case
-from sim.scenarios.grid import Grid
-from sim.scenarios.outcomes.outcome_records import Outcome
+from sim.scenarios.grid import Axis, Grid
 from sim.views import metrics, point_columns, time_breakdown
+from sim.views.point_blocks import PointBlock, failure, of_case, of_grid
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -37,103 +37,6 @@ MANY_POINTS = 1000
 FAILED = {"point": pl.Int64, "view": pl.String, "error": pl.String}
 
 
-@dataclass(frozen=True)
-class PointBlock:
-    """Points as indices into distinct choices and distinct outcomes."""
-
-    number: Index
-    """Number of each point in its grid."""
-    choices: Sequence[Case]
-    """Cases without outcomes."""
-    outcomes: Sequence[Mapping[str, Outcome]]
-    choice: Index
-    outcome: Index
-
-    def at(self, index: Index) -> PointBlock:
-        """Return a selection of the points, in this order."""
-        return PointBlock(self.number[index], self.choices, self.outcomes, self.choice[index], self.outcome[index])
-
-    @cached_property
-    def _used(self) -> tuple[list[Case], Index]:
-        used, index = np.unique(self.choice, return_inverse=True)
-        return [self.choices[each] for each in used.tolist()], index
-
-    def of_choices(self, value: Callable[[Case], float]) -> Floats:
-        """Evaluate a function of the choice for each point."""
-        used, index = self._used
-        return np.array([value(case) for case in used], dtype=np.float64)[index]
-
-    def of_decodings(self, value: Callable[[Case], float]) -> Floats:
-        """Evaluate a function of parameters and tokens for each point, once for choices that share these objects."""
-        used, index = self._used
-        decodings = [(id(case.parameters), case.settings.tokens) for case in used]
-        values = {each: value(case) for each, case in dict(zip(decodings, used, strict=True)).items()}
-        return np.array([values[each] for each in decodings], dtype=np.float64)[index]
-
-    def case(self, point: int) -> Case:
-        """Return the case of one point, by its index in this block."""
-        return self.choices[int(self.choice[point])].with_outcomes(self.outcomes[int(self.outcome[point])])
-
-
-def of_case(case: Case) -> PointBlock:
-    """Return a block of a single point."""
-    one = np.zeros(1, dtype=np.intp)
-    return PointBlock(one, [case], [case.outcomes], one, one)
-
-
-def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
-    """Resolve the points [start, stop) of a grid; return the valid ones, and a failure for each of the others."""
-    number = np.arange(start, stop)
-    where = np.stack(np.unravel_index(number, grid.shape))
-    choices, choice = _parts(where, grid.shape, [kind != "outcomes" for kind in grid.kinds], grid.choice)
-    needs = [None if isinstance(each, ParameterError) else grid.outcomes_key(each) for each in choices]
-    which = {key: index for index, key in enumerate(dict.fromkeys(needs))}
-    need = np.array([which[each] for each in needs], dtype=np.intp)[choice]
-
-    def outcomes_at(point: Sequence[int]) -> Mapping[str, Outcome]:
-        case = choices[choice[int(np.ravel_multi_index(tuple(point), grid.shape)) - start]]
-        if isinstance(case, ParameterError):
-            raise case
-        return grid.outcomes(point, case)
-
-    outcomes, outcome = _parts(where, grid.shape, grid.outcomes_axes, outcomes_at, need)
-    failures, good = [], np.ones(number.size, dtype=np.bool_)
-    for found, index in ((choices, choice), (outcomes, outcome)):
-        for each in np.flatnonzero([isinstance(one, ParameterError) for one in found]).tolist():
-            wrong = np.flatnonzero((index == each) & good)
-            good[wrong] = False
-            failures += [_failure(point, found[each]) for point in number[wrong].tolist()]
-    (choices, choice), (outcomes, outcome) = _used(choices, choice[good]), _used(outcomes, outcome[good])
-    return PointBlock(number[good], choices, outcomes, choice, outcome), failures
-
-
-def _used(found: Sequence[Any], index: Index) -> tuple[list[Any], Index]:
-    """Keep the entries that any point uses, with the index of each point's entry."""
-    used, again = np.unique(index, return_inverse=True)
-    return [found[each] for each in used.tolist()], again
-
-
-def _parts(
-    where: NDArray[np.intp], shape: Sequence[int], relevant: Sequence[bool], make: Callable[[Sequence[int]], Any], *more: Index
-) -> tuple[list[Any], Index]:
-    """Distinct parts of points (or the error of making one), by the relevant axes, and the index of each point's part."""
-    axes = [axis for axis, is_relevant in enumerate(relevant) if is_relevant]
-    sizes = [*(shape[axis] for axis in axes), *(int(each.max()) + 1 for each in more)]
-    keys = np.ravel_multi_index((*where[axes], *more), sizes)
-    _, first, index = np.unique(keys, return_index=True, return_inverse=True)
-    found = []
-    for point in where[:, first].T.tolist():
-        try:
-            found.append(make(point))
-        except ParameterError as error:
-            found.append(error)
-    return found, index
-
-
-def _failure(point: int, error: Exception) -> Row:
-    return {"point": point, "view": "formula", "error": str(error)}
-
-
 # --- Rows ---------------------------------------------------------------------------------------------------------------
 
 
@@ -142,7 +45,8 @@ def frame(grid: Grid, start: int, stop: int) -> pl.DataFrame:
     points, failures = of_grid(grid, start, stop)
     waits = points.of_choices(lambda case: case.contended) > 0
     parts = [points.at(np.flatnonzero(waits))]
-    methods = np.array([case.method for case in points.choices])[points.choice] if points.number.size else np.empty(0, dtype=str)
+    names = np.repeat([group.first.method for group in points.choices.groups], np.diff(points.choices.starts))
+    methods = names[points.choice] if points.number.size else np.empty(0, dtype=str)
     parts += [points.at(np.flatnonzero(~waits & (methods == method))) for method in dict.fromkeys(methods.tolist())]
     frames = [_described(grid, part) for part in parts[:1] if part.number.size]
     for part in parts[1:]:
@@ -160,7 +64,7 @@ def _computable(points: PointBlock, failures: list[Row]) -> list[tuple[PointBloc
         return [(points, estimates(points))]
     except EXPECTED as error:
         if points.number.size == 1:
-            failures.append(_failure(int(points.number[0]), error))
+            failures.append(failure(int(points.number[0]), error))
             return []
     half = points.number.size // 2
     index = np.arange(points.number.size)
@@ -169,36 +73,97 @@ def _computable(points: PointBlock, failures: list[Row]) -> list[tuple[PointBloc
 
 def _described(grid: Grid, points: PointBlock) -> pl.DataFrame:
     """Columns that describe points, as `sim.views.point_columns.described`, but computed by column."""
-    chosen = np.unique(points.choice, return_inverse=True)
-    cases = [points.choices[each] for each in chosen[0].tolist()]
-    first = np.unique(points.outcome, return_index=True, return_inverse=True)
-    tables = [point_columns.outcomes_table(grid, number) for number in points.number[first[1]].tolist()]
-    of_outcomes = [
-        point_columns.of_outcomes(points.case(point), table) for point, table in zip(first[1].tolist(), tables, strict=True)
-    ]
     start = pl.DataFrame({"point": points.number, "view": pl.repeat("formula", points.number.size, eager=True)})
-    columns = [
-        start, _gathered([point_columns.of_choice(case) for case in cases], chosen[1]), _gathered(of_outcomes, first[2]),
-        _gathered([point_columns.of_costs(case) for case in cases], chosen[1]),
-    ]  # fmt: skip
-    if points.number.size and all(case.contended for case in cases):
+    columns = [start, _choice_columns(points), _outcome_columns(grid, points), _cost_columns(points)]
+    if points.number.size and (points.of_choices(lambda case: case.contended) > 0).all():
         columns.append(pl.DataFrame({"reserved_units": points.of_choices(lambda case: float(case.devices(case.reserved_units)))}))
     found = pl.concat(columns, how="horizontal")
     where = np.unravel_index(points.number, grid.shape)[1:]
-    own = set().union(*(point_columns.axes_of_costs(case) for case in cases))
+    own = set().union(*(point_columns.axes_of_costs(group.first) for group, _, _ in points.segments))
     for axis, index in zip(grid.axes, where, strict=True):
         section, last = axis.path.partition(".")[2], axis.path.rpartition(".")[2]
         if section in found.columns and axis.path not in own:
             continue
-        used, place = np.unique(index, return_inverse=True)
-        values = _gathered([{axis.path: point_columns.cell(axis.values[each])} for each in used.tolist()], place)
+        values = _axis_column(axis, index)
         if axis.path not in own and last in found.columns:
-            same = pl.Series([one == other for one, other in zip(found[last].to_list(), values[axis.path].to_list(), strict=True)])
+            same = _same(found[last], values[axis.path])
             if same.all():
                 continue
             values = values.select(pl.when(~same).then(pl.col(axis.path)).alias(axis.path))
         found = found.hstack(values)
     return found
+
+
+def _choice_columns(points: PointBlock) -> pl.DataFrame:
+    """Method, parameters and tokens: the same for all choices of a group."""
+    which = np.empty(points.used_choices[0].size, dtype=np.intp)
+    for number, (_, part, _) in enumerate(points.segments):
+        which[part] = number
+    return _gathered([point_columns.of_choice(group.first) for group, _, _ in points.segments], which[points.used_choices[1]])
+
+
+def _cost_columns(points: PointBlock) -> pl.DataFrame:
+    """Costs and cluster: one row for each group, but for numbers that vary."""
+    used, index = points.used_choices
+    rows: list[Row] = []
+    which = np.empty(used.size, dtype=np.intp)
+    numbers: dict[str, list[tuple[slice, NDArray[Any]]]] = {}
+    for group, part, places in points.segments:
+        ratios = point_columns.ratios(group.first)
+        row, varies = group.evaluated(point_columns.of_costs_but_ratios)
+        rest = [point_columns.of_costs_but_ratios(group.member(place)) for place in places.tolist()] if varies else [row]
+        which[part] = np.arange(len(rows), len(rows) + places.size) if varies else len(rows)
+        rows += [ratios | each for each in rest]
+        for name in ratios:
+            values = group.numbers(name)
+            if values is not None:
+                numbers.setdefault(name, []).append((part, values[places]))
+    return _with_numbers(_gathered(rows, which[index]), numbers, used.size, index)
+
+
+def _outcome_columns(grid: Grid, points: PointBlock) -> pl.DataFrame:
+    """Kinds, rates and sources of outcomes: one row for each group, but for rates that vary."""
+    used, first, index = np.unique(points.outcome, return_index=True, return_inverse=True)
+    rows: list[Row] = []
+    which = np.empty(used.size, dtype=np.intp)
+    numbers: dict[str, list[tuple[slice, NDArray[Any]]]] = {}
+    for group, part, places in points.outcomes.segments(used):
+        point = int(first[part.start])
+        which[part] = len(rows)
+        rows.append(point_columns.of_outcomes(points.case(point), point_columns.outcomes_table(grid, int(points.number[point]))))
+        for name, values in point_columns.varied_rates(group.varied).items():
+            numbers.setdefault(name, []).append((part, values[places]))
+    return _with_numbers(_gathered(rows, which[index]), numbers, used.size, index)
+
+
+def _with_numbers(
+    table: pl.DataFrame, numbers: Mapping[str, Sequence[tuple[slice, NDArray[Any]]]], size: int, index: Index
+) -> pl.DataFrame:
+    """The table with numbers of some parts, of `size` in all, instead of those in its columns; `index` has the part of each row."""
+    for name, parts in numbers.items():
+        has, values = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.result_type(*(each for _, each in parts)))
+        for part, each in parts:
+            has[part], values[part] = True, each
+        column = pl.lit(pl.Series(name, values[index]))
+        given = column if has.all() else pl.when(pl.Series(has[index])).then(column).otherwise(pl.col(name))
+        table = table.with_columns(given.alias(name))
+    return table
+
+
+def _axis_column(axis: Axis, index: Index) -> pl.DataFrame:
+    """Values of an axis at these indices."""
+    numbers = axis.numbers(index)
+    if numbers is not None:
+        return pl.DataFrame({axis.path: numbers})
+    used, place = np.unique(index, return_inverse=True)
+    return _gathered([{axis.path: point_columns.cell(axis.values[each])} for each in used.tolist()], place)
+
+
+def _same(one: pl.Series, other: pl.Series) -> pl.Series:
+    """Which values of two columns are equal."""
+    if one.dtype.is_numeric() and other.dtype.is_numeric() and not one.null_count() and not other.null_count():
+        return one == other
+    return pl.Series([ours == theirs for ours, theirs in zip(one.to_list(), other.to_list(), strict=True)])
 
 
 def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
@@ -238,7 +203,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         more.append(pl.DataFrame({"straggler_loss": pl.Series(losses, nan_to_null=True)}))
         loss = np.nan_to_num(losses)
     more.append(_time_parts(points, np.asarray(prediction.latency, dtype=np.float64), passes, loss))
-    if method.has_work and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
+    if method.has_work and any(group.first.shapes for group, _, _ in points.segments):
         more.append(_work_columns(method, points))
     return pl.concat([each for each in more if each.width], how="horizontal")
 
@@ -248,25 +213,25 @@ def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: s
 
     Busy time and units are in devices: a unit has `tensor_parallel` of them.
     """
-    used, choice = np.unique(points.choice, return_inverse=True)
-    chosen = [points.choices[each] for each in used.tolist()]
+    groups = []
+    for group, _, places in points.segments:
+        each = group.at(places).costs_of(lambda case: _cost(case, costs), passes_only=costs == "passes")
+        groups.append(ChoiceGroup(group.first.parameters, group.first.settings.tokens, each))
     taken, law = np.unique(points.outcome, return_inverse=True)
-    choices = [MethodChoice(case.parameters, case.settings.tokens, _cost(case, costs)) for case in chosen]
-    laws = [by_outcome({name: _law(outcome, rates) for name, outcome in points.outcomes[each].items()}) for each in taken.tolist()]
+    laws = [each for group, _, places in points.outcomes.segments(taken) for each in group.at(places).laws(rates)]
+    choices, choice = GroupedChoices(groups), points.used_choices[1]
     prediction = method.predict_points(PredictionPoints(choices, laws, choice, law))
     if (tensor_parallel == 1).all():
         return prediction
     pairs = zip(points.choice.tolist(), prediction.units.tolist(), strict=True)
-    devices = np.array([float(points.choices[choice].devices(int(units))) for choice, units in pairs])
+    devices = np.array([float(points.choices[which].devices(int(units))) for which, units in pairs])
     return replace(
         prediction, busy=prediction.busy * tensor_parallel, units_ratio=prediction.units_ratio * tensor_parallel, units=devices
     )
 
 
 def _cost(case: Case, which: str) -> StepCosts:
-    if which == "passes":
-        return case.cost.passes_only()
-    if which == "cost" or case.hardware is None:
+    if which in ("cost", "passes") or case.hardware is None:
         return case.cost
     slow, fast = case.hardware.ends
     return slow if which == "slow" else fast
@@ -301,13 +266,9 @@ def _time_parts(points: PointBlock, latency: Floats, passes: tuple[Floats, Float
     )
 
 
-def _law(outcome: Outcome, which: str) -> Any:
-    return (outcome.low if which == "low" else outcome.high if which == "high" else None) or outcome.law
-
-
 def _bounded(points: PointBlock) -> Index:
     """Indices of the points whose rates or costs have an interval."""
-    rates = np.array([any(outcome.low is not None for outcome in each.values()) for each in points.outcomes])[points.outcome]
+    rates = np.repeat([group.bounded for group in points.outcomes.groups], np.diff(points.outcomes.starts))[points.outcome]
     return np.flatnonzero(rates | (points.of_choices(lambda case: case.hardware is not None) > 0))
 
 
@@ -418,15 +379,19 @@ def _of_works(
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
     cases: list[Case] = []
     kind = np.zeros(len(points.choices), dtype=np.intp)
-    for each in np.unique(points.choice).tolist():
-        case = points.choices[each]
-        priced = None if method.timed_work is None else id(case.cost)
-        key = id(case.parameters), case.settings.tokens, priced, *((role, id(shape)) for role, shape in case.shapes.items())
+    for group, part, places in points.segments:
+        own = points.used_choices[0][part]
+        if method.timed_work is not None:  # the passes depend on times: each choice has its own
+            kind[own] = np.arange(len(cases), len(cases) + own.size)
+            cases += [group.member(place) for place in places.tolist()]
+            continue
+        case = group.first
+        key = id(case.parameters), case.settings.tokens, *((role, id(shape)) for role, shape in case.shapes.items())
         if key not in seen:
             seen[key] = alike.setdefault((case.parameters, *key[1:]), len(alike))
             if seen[key] == len(cases):
                 cases.append(case)
-        kind[each] = seen[key]
+        kind[own] = seen[key]
     keys, index = np.unique(kind[points.choice] * len(points.outcomes) + points.outcome, return_inverse=True)
     bounds = np.searchsorted(keys, np.arange(len(cases) + 1) * len(points.outcomes))
     parts: list[tuple[int, Row]] = []
@@ -434,13 +399,13 @@ def _of_works(
         if not needed(case):
             parts.append((stop - start, {}))
             continue
-        outcomes = [points.outcomes[each] for each in (keys[start:stop] % len(points.outcomes)).tolist()]
-        laws = [by_outcome({name: each.law for name, each in of.items()}) for of in outcomes]
+        which = keys[start:stop] % len(points.outcomes)
+        laws = [each for group, _, places in points.outcomes.segments(which) for each in group.at(places).laws("law")]
         found = method.work_of_all(case.parameters, case.settings.tokens, laws, case.cost)
         if found is not None:
             parts.append((len(laws), columns(case, found)))
         else:
-            works = [_work(case.with_outcomes(each)) for each in outcomes]
+            works = [_work(case.with_outcomes(points.outcomes[each])) for each in which.tolist()]
             parts += [(1, {} if work is None else columns(case, work)) for work in works]
     whole = {}
     for name in dict.fromkeys(name for _, part in parts for name in part):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model.base import strict_json
 from model.costs.step_costs import RATIOS
 from model.interpret.account import flops_and_bytes
@@ -12,8 +15,10 @@ from model.outcomes.outcome_kinds import KINDS
 from sim.scenarios import scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
+from sim.scenarios.outcomes.outcome_records import VariedOutcomes
 from sim.views import metrics, time_breakdown
 
+Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 
@@ -63,10 +68,29 @@ def of_outcomes(case: Case, table: Mapping[str, Any]) -> Row:
     return row | dict(zip(("agreement", "agreement_source"), agreement, strict=True))
 
 
+def varied_rates(outcomes: Mapping[str, VariedOutcomes]) -> dict[str, Floats]:
+    """Columns of `of_outcomes` that differ between these outcomes, by kind of outcome."""
+    found: dict[str, Floats] = {}
+    for name, each in outcomes.items():
+        rate = KINDS[name].rate
+        found |= {f"{rate}{field.removeprefix('rate')}": values for field, values in each.numbers.items()}
+        found |= each.further_numbers
+    return found
+
+
 def of_costs(case: Case) -> Row:
     """Costs of a point, units of its cluster, and the reason if it has no estimates."""
-    row: Row = {RATIOS[role]: case.parameters.draft_costs(case.cost).ratio(role) for role in case.parameters.roles}
-    row |= {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.exact}
+    return ratios(case) | of_costs_but_ratios(case)
+
+
+def ratios(case: Case) -> Row:
+    """Costs of the smaller models relative to the target, by the names of these numbers in the costs."""
+    return {RATIOS[role]: case.parameters.draft_costs(case.cost).ratio(role) for role in case.parameters.roles}
+
+
+def of_costs_but_ratios(case: Case) -> Row:
+    """`of_costs` without `ratios`."""
+    row: Row = {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.exact}
     row |= {"no_value_because": case.contention} if case.contended else {}
     if (why := time_breakdown.missing_because(case)) is not None:
         row["no_time_parts_because"] = why

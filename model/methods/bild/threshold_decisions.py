@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -140,6 +140,20 @@ class Independent:
         for name, rates in (("fallback_rate", self.fallback_rate), ("rollback_rate", self.rollback_rate)):
             if rates.ndim > 1 or not rates.size:
                 raise checks.ParameterError(f"{name} must be a number or a list of numbers, got {checks.shown(rates.tolist())}")
+
+    @classmethod
+    def each(cls, fallback_rates: ArrayLike, rollback_rates: ArrayLike) -> list[Self]:
+        """Decisions with the same rates at every position, for each pair of rates; the rates are checked together.
+
+        >>> [law.probabilities(1)[1].tolist() for law in Independent.each([0.2, 0.3], [0.5, 0.25])]
+        [[0.5], [0.25]]
+        """
+        fallback = checks.array("fallback_rate", fallback_rates, 0, 1)
+        rollback = checks.array("rollback_rate", rollback_rates, 0, 1)
+        laws = [object.__new__(cls) for _ in range(fallback.size)]
+        for law, one, other in zip(laws, fallback, rollback, strict=True):
+            law.fallback_rate, law.rollback_rate = np.asarray(one), np.asarray(other)
+        return laws
 
     @property
     def constant(self) -> bool:

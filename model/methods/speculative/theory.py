@@ -32,7 +32,7 @@ from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, ro
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import Moments, moments_of_prediction
 from model.methods.rounds.round_starts import starts_by_accepted, starts_of_laws
-from model.methods.speculative import engine_dialects, static_batches
+from model.methods.speculative import alike_rounds, engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
 from model.outcomes.outcome_laws import Chain, Iid
@@ -64,8 +64,10 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, which are computed together for all laws and costs."""
-    for parameters, tokens, _ in points.choices:
+    for parameters, tokens, _ in points.groups().groups:
         parameters.check_tokens(tokens)
+    if alike_rounds.covers(points):
+        return alike_rounds.predict_points(points)
     batched = np.array([each.parameters.decoded_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
     several = np.array([each.parameters.concurrent_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
     parts = (~batched, _of_one_sequence), (batched & ~several, _of_one_after_another), (batched & several, _of_static_batches)

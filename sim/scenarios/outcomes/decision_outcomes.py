@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.base import checks
 from model.interpret.simulated_answers import UNLIKELY
@@ -25,6 +26,7 @@ from sim.scenarios.outcomes.outcome_files import columns_of, read_once
 from sim.scenarios.outcomes.outcome_records import (
     LawRecord,
     Outcome,
+    VariedOutcomes,
     check_file,
     check_one_source,
     check_provenance,
@@ -72,6 +74,19 @@ class DecisionRates(LawRecord):
         """Law for one point of the grid."""
         refuse_thresholds(parameters, "rates", ("fallback_threshold", "rollback_threshold"))
         return _independent(self.fallback_rate, self.rollback_rate, self.trials, self.source)
+
+    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+        """Outcomes at several pairs of rates."""
+        size = len(next(iter(rates.values())))
+        pair = [np.broadcast_to(rates.get(name, getattr(self, name)), size) for name in self.RATES]
+        fallback, rollback = (np.asarray(each, dtype=np.float64) for each in pair)
+        laws, further = Independent.each(fallback, rollback), {"rollback_rate": rollback}
+        if self.trials is None:
+            return VariedOutcomes(first, laws, None, None, {"rate": fallback}, further)
+        low, high = wilson(fallback, self.trials)
+        back_low, back_high = wilson(rollback, _written(self.trials, fallback))
+        ends = Independent.each(low, back_low), Independent.each(high, back_high)
+        return VariedOutcomes(first, laws, *ends, {"rate": fallback, "rate_low": low, "rate_high": high}, further)
 
 
 @dataclass(frozen=True)
@@ -235,10 +250,14 @@ def _independent(fallback: float, rollback: float, trials: int | None, source: s
     if trials is None:
         return Outcome(law, fallback, source, further_values=further)
     low, high = (float(bound) for bound in wilson(fallback, trials))
-    written = max(trials * (1 - fallback), 1.0)
-    back_low, back_high = (float(bound) for bound in wilson(rollback, written))
+    back_low, back_high = (float(bound) for bound in wilson(rollback, _written(trials, fallback)))
     laws = Independent(low, back_low), Independent(high, back_high)
     return Outcome(law, fallback, source, *laws, low, high, trials, further_values=further)
+
+
+def _written(trials: int, fallback: Any) -> Any:
+    """Tokens of the small model, which are those that may be rolled back."""
+    return np.maximum(trials * (1 - fallback), 1.0)
 
 
 def _thresholds(parameters: DecidesByThresholds) -> tuple[float, float]:

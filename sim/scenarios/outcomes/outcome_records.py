@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.base import bounded_files, checks
 from model.base.checks import TableError
@@ -51,6 +52,55 @@ class Outcome:
     """Further values of the law, by column name."""
 
 
+@dataclass(frozen=True)
+class VariedOutcomes(Sequence[Outcome]):
+    """Outcomes that differ from `first` in their laws and in numbers; a single one is made when it is asked for.
+
+    Parameters
+    ----------
+    laws, lows, highs
+        `law`, `low` and `high` of each; no intervals if `lows` is None.
+    numbers
+        Further fields of each, by name; shape (outcomes,).
+    further_numbers
+        `further_values` of each that differ, by name; shape (outcomes,).
+    """
+
+    first: Outcome
+    laws: Sequence[Any]
+    lows: Sequence[Any] | None
+    highs: Sequence[Any] | None
+    numbers: Mapping[str, NDArray[np.float64]]
+    further_numbers: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.laws)
+
+    def __getitem__(self, index: Any) -> Any:
+        outcome = object.__new__(Outcome)
+        vars(outcome).update(vars(self.first), law=self.laws[index])
+        vars(outcome).update({name: values[index].item() for name, values in self.numbers.items()})
+        if self.lows is not None and self.highs is not None:
+            vars(outcome).update(low=self.lows[index], high=self.highs[index])
+        if self.further_numbers:
+            further = {name: values[index].item() for name, values in self.further_numbers.items()}
+            vars(outcome).update(further_values={**self.first.further_values, **further})
+        return outcome
+
+    def at(self, index: NDArray[np.intp]) -> VariedOutcomes:
+        """A subset of the outcomes, in this order."""
+
+        def of(laws: Sequence[Any] | None) -> Any:
+            return None if laws is None else [laws[each] for each in index.tolist()]
+
+        numbers, further = ({name: values[index] for name, values in each.items()} for each in (self.numbers, self.further_numbers))
+        return VariedOutcomes(self.first, of(self.laws), of(self.lows), of(self.highs), numbers, further)
+
+    def laws_of(self, which: str) -> Sequence[Any]:
+        """Laws at given rates: `law`, or an end of their interval, `low` or `high`; the law itself where there is none."""
+        return (self.lows if which == "low" else self.highs if which == "high" else None) or self.laws
+
+
 class LawRecord(ABC):
     """A table of [outcomes] of one `kind`: a frozen dataclass of its keys."""
 
@@ -66,6 +116,13 @@ class LawRecord(ABC):
     @abstractmethod
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point of the grid."""
+
+    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+        """Outcomes of the records that differ from this one in these rates only; None: each record is made alone.
+
+        `first` is the outcome of this record. Rates have shape (outcomes,); they are in [0, 1].
+        """
+        return None
 
 
 # --- a rate, or one for each output position -----------------------------------------------------------------------------
@@ -91,6 +148,15 @@ class OneRate(LawRecord):
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point of the grid."""
         return independent(self.rate, self.trials, self.source)
+
+    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+        """Outcomes at several rates."""
+        (rate,) = rates.values()
+        if self.trials is None:
+            return VariedOutcomes(first, outcome_laws.Iid.each(rate), None, None, {"rate": rate})
+        low, high = wilson(rate, self.trials)
+        laws, lows, highs = (outcome_laws.Iid.each(each) for each in (rate, low, high))
+        return VariedOutcomes(first, laws, lows, highs, {"rate": rate, "rate_low": low, "rate_high": high})
 
 
 class CorrelatedRate(OneRate):
@@ -120,6 +186,10 @@ class CorrelatedRate(OneRate):
         except checks.ParameterError:  # an end that cannot have this correlation
             return Outcome(law, self.rate, self.source, trials=self.trials)
         return Outcome(law, self.rate, self.source, *ends, low, high, self.trials)
+
+    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+        """None: which rates are valid depends on the correlation."""
+        return None
 
     def _law(self, rate: float) -> outcome_laws.Markov:
         return outcome_laws.Markov(rate, self.correlation)

@@ -1,0 +1,176 @@
+"""Columns of parts that points share: cases and outcomes, in groups whose members differ in single numbers only.
+
+A group holds one part and arrays of the numbers in which the others differ. A member is made when it is asked for; what does not
+depend on the numbers is evaluated once for the whole group.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.costs import watched_costs
+from model.costs.many_costs import VariedCosts
+from model.costs.step_costs import StepCosts
+from model.methods.prediction import by_outcome
+from sim.scenarios.cases import Case
+from sim.scenarios.outcomes.outcome_records import Outcome, VariedOutcomes
+
+Floats = NDArray[np.float64]
+Index = NDArray[np.intp]
+Value = TypeVar("Value")
+Part = TypeVar("Part", covariant=True)
+
+
+class Group(Protocol[Part]):
+    """Parts that differ in single numbers only."""
+
+    @property
+    def first(self) -> Part:
+        """A part with everything that is the same for all."""
+
+    def __len__(self) -> int: ...
+
+    def member(self, place: int) -> Part:
+        """One of the parts."""
+
+    def at(self, places: Index) -> Self:
+        """A subset, in this order."""
+
+
+class CaseGroup:
+    """Cases that differ in numbers of their costs only; without `costs` equal cases, of which there are `size`."""
+
+    def __init__(self, first: Case, costs: VariedCosts | None = None, size: int = 1) -> None:
+        self.first, self.costs, self.size = first, costs, size if costs is None else len(costs)
+        self._made: dict[int, Case] = {}
+
+    def __len__(self) -> int:
+        return self.size
+
+    def member(self, place: int) -> Case:
+        """One of the cases."""
+        if self.costs is None:
+            return self.first
+        if place not in self._made:
+            self._made[place] = self.first.with_cost(self.costs[place])
+        return self._made[place]
+
+    def at(self, places: Index) -> CaseGroup:
+        """A subset of the cases, in this order."""
+        return CaseGroup(self.first, None if self.costs is None else self.costs.at(places), places.size)
+
+    def evaluated(self, value: Callable[[Case], Value]) -> tuple[Value, bool]:
+        """Value of the first case, and whether it may differ between the cases."""
+        if self.costs is None:
+            return value(self.first), False
+        return watched_costs.evaluated(
+            self.costs.first, self.costs.numbers, lambda cost: value(self.first.with_cost(cost))
+        )
+
+    def numbers(self, name: str) -> NDArray[Any] | None:
+        """Values of a number of the costs; None if all cases have the same."""
+        return None if self.costs is None else self.costs.numbers.get(name)
+
+    def costs_of(self, which: Callable[[Case], StepCosts], *, passes_only: bool = False) -> Sequence[StepCosts]:
+        """Costs of the cases (`which` of the first, if they are equal), or those without overheads."""
+        if self.costs is None:
+            cost = which(self.first)
+            return [cost.passes_only() if passes_only else cost] * self.size
+        return self.costs.passes_only() if passes_only else self.costs
+
+
+class OutcomeGroup:
+    """Outcomes by kind, of which those in `varied` differ in rates; without them equal mappings, of which there are `size`."""
+
+    def __init__(self, first: Mapping[str, Outcome], varied: Mapping[str, VariedOutcomes] | None = None, size: int = 1) -> None:
+        self.first, self.varied = first, varied or {}
+        self.size = len(next(iter(self.varied.values()))) if self.varied else size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def member(self, place: int) -> Mapping[str, Outcome]:
+        """One of the mappings."""
+        return {name: self.varied[name][place] if name in self.varied else outcome for name, outcome in self.first.items()}
+
+    def at(self, places: Index) -> OutcomeGroup:
+        """A subset, in this order."""
+        return OutcomeGroup(self.first, {name: each.at(places) for name, each in self.varied.items()}, places.size)
+
+    def laws(self, which: str) -> list[Any]:
+        """Laws in the form that a method's `predict` takes, at given rates: `law`, or an end of their interval, `low` or `high`."""
+        columns = {name: self.varied[name].laws_of(which) if name in self.varied else None for name in self.first}
+        fixed = {name: _law(outcome, which) for name, outcome in self.first.items()}
+        if not self.varied:
+            return [by_outcome(fixed)] * self.size
+        if len(columns) == 1:
+            ((_, laws),) = columns.items()
+            return [*(laws or ())]
+        return [
+            by_outcome({name: fixed[name] if laws is None else laws[place] for name, laws in columns.items()})
+            for place in range(len(self))
+        ]
+
+    @property
+    def bounded(self) -> bool:
+        """True if a rate has an interval."""
+        return any(outcome.low is not None for outcome in self.first.values())
+
+
+def _law(outcome: Outcome, which: str) -> Any:
+    return (outcome.low if which == "low" else outcome.high if which == "high" else None) or outcome.law
+
+
+AnyGroup = TypeVar("AnyGroup", bound=Group[Any])
+
+
+class PartColumn(Sequence[Any], Generic[AnyGroup]):
+    """Parts of all groups, one after another."""
+
+    def __init__(self, groups: Sequence[AnyGroup]) -> None:
+        self.groups = groups
+        self.starts = np.cumsum([0, *(len(group) for group in groups)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return self.groups[number].member(int(index) - int(self.starts[number]))
+
+    def segments(self, used: Index) -> Iterator[tuple[AnyGroup, slice, Index]]:
+        """Groups that rising indices use: each with their slice in these, and their places in the group."""
+        number = np.searchsorted(self.starts, used, side="right") - 1
+        bounds = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), used.size]
+        for start, stop in itertools.pairwise(bounds):
+            if start < stop:
+                group = int(number[start])
+                yield self.groups[group], slice(start, stop), used[start:stop] - self.starts[group]
+
+    def at(self, used: Index) -> PartColumn[AnyGroup]:
+        """Those parts that rising indices use."""
+        return PartColumn([group.at(places) for group, _, places in self.segments(used)])
+
+
+def values_of(segments: Sequence[tuple[CaseGroup, slice, Index]], value: Callable[[Case], float]) -> Floats:
+    """A function of cases, by segment; evaluated once for a group of cases that differ in nothing that it reads."""
+    found = np.empty(segments[-1][1].stop if segments else 0)
+    for group, part, places in segments:
+        one, varies = group.evaluated(value)
+        found[part] = [value(group.member(place)) for place in places.tolist()] if varies else one
+    return found

@@ -1,0 +1,299 @@
+"""Points of a grid as indices into the parts that they share, for the view `formula`.
+
+Each distinct part is resolved once. Where an axis holds values of one number, such as a cost ratio or an acceptance rate, its
+values are checked as an array and one part is resolved for all (`sim.scenarios.part_columns`). Invalid values are resolved one by
+one, so that each point fails as it would alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.costs.many_costs import VariedCosts
+from model.methods.method_parameters import MethodParameters
+from sim.scenarios import cases, outcomes_section, scenario_file
+from sim.scenarios.cases import Case
+from sim.scenarios.grid import Grid
+from sim.scenarios.outcomes.outcome_records import Outcome
+from sim.scenarios.part_columns import CaseGroup, OutcomeGroup, PartColumn, values_of
+
+Floats = NDArray[np.float64]
+Index = NDArray[np.intp]
+Row = dict[str, Any]
+FEW = 4
+"""Number of parts up to which each is resolved alone, since that takes less than arrays."""
+
+
+@dataclass(frozen=True)
+class PointBlock:
+    """Points as indices into distinct choices and distinct outcomes."""
+
+    number: Index
+    """Number of each point in its grid."""
+    choices: PartColumn[CaseGroup]
+    """Cases without outcomes."""
+    outcomes: PartColumn[OutcomeGroup]
+    choice: Index
+    outcome: Index
+
+    def at(self, index: Index) -> PointBlock:
+        """Return a selection of the points, in this order."""
+        return PointBlock(self.number[index], self.choices, self.outcomes, self.choice[index], self.outcome[index])
+
+    @cached_property
+    def used_choices(self) -> tuple[Index, Index]:
+        """Rising indices of the choices of these points, and the place of each point's choice among them."""
+        used, index = np.unique(self.choice, return_inverse=True)
+        return used, index
+
+    def of_choices(self, value: Callable[[Case], float]) -> Floats:
+        """Evaluate a function of the choice for each point."""
+        return values_of(self.segments, value)[self.used_choices[1]]
+
+    @cached_property
+    def segments(self) -> list[tuple[CaseGroup, slice, Index]]:
+        """Groups of the used choices; see `PartColumn.segments`."""
+        return [*self.choices.segments(self.used_choices[0])]
+
+    def of_decodings(self, value: Callable[[Case], float]) -> Floats:
+        """Evaluate a function of parameters and tokens for each point, once for choices that share these objects."""
+        used, index = self.used_choices
+        values: dict[tuple[int, int], float] = {}
+        found = np.empty(used.size)
+        for group, part, _ in self.segments:
+            key = id(group.first.parameters), group.first.settings.tokens
+            if key not in values:
+                values[key] = value(group.first)
+            found[part] = values[key]
+        return found[index]
+
+    def case(self, point: int) -> Case:
+        """Return the case of one point, by its index in this block."""
+        case: Case = self.choices[int(self.choice[point])]
+        return case.with_outcomes(self.outcomes[int(self.outcome[point])])
+
+
+def of_case(case: Case) -> PointBlock:
+    """Return a block of a single point."""
+    one = np.zeros(1, dtype=np.intp)
+    return PointBlock(one, PartColumn([CaseGroup(case)]), PartColumn([OutcomeGroup(case.outcomes)]), one, one)
+
+
+class _Failed:
+    """A part that cannot be made, in place of a group of one."""
+
+    def __init__(self, error: ParameterError) -> None:
+        self.first = error
+
+    def __len__(self) -> int:
+        return 1
+
+    def member(self, place: int) -> ParameterError:
+        return self.first
+
+    def at(self, places: Index) -> _Failed:
+        return self
+
+
+def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
+    """Resolve the points [start, stop) of a grid; return the valid ones, and a failure for each of the others."""
+    number = np.arange(start, stop)
+    where = np.stack(np.unravel_index(number, grid.shape))
+    varied_costs, varied_rates = _number_axes(grid)
+
+    def case_at(point: Sequence[int]) -> CaseGroup:
+        return CaseGroup(grid.choice(point))
+
+    def cases_at(first: CaseGroup, points: NDArray[np.intp]) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
+        return _cases(grid, first.first, points, varied_costs)
+
+    relevant = [kind != "outcomes" for kind in grid.kinds]
+    choices, choice = _parts(where, grid.shape, relevant, varied_costs, case_at, cases_at)
+    which: dict[Any, int] = {}
+    keys = [None if isinstance(each, _Failed) else grid.outcomes_key(each.first) for each in choices.groups]
+    needs = [which.setdefault(key, len(which)) for key in keys]
+    need = np.repeat(np.array(needs, dtype=np.intp), np.diff(choices.starts))[choice]
+
+    def outcomes_at(point: Sequence[int]) -> OutcomeGroup:
+        case = choices[choice[int(np.ravel_multi_index(tuple(point), grid.shape)) - start]]
+        if isinstance(case, ParameterError):
+            raise case
+        return OutcomeGroup(grid.outcomes(point, case))
+
+    def several_outcomes(first: OutcomeGroup, points: NDArray[np.intp]) -> tuple[OutcomeGroup, NDArray[np.bool_]] | None:
+        case = choices[choice[int(np.ravel_multi_index(tuple(points[:, 0].tolist()), grid.shape)) - start]]
+        return _outcomes(grid, first.first, case.parameters, points, varied_rates)
+
+    outcomes, outcome = _parts(where, grid.shape, grid.outcomes_axes, varied_rates, outcomes_at, several_outcomes, need)
+    failures, good = [], np.ones(number.size, dtype=np.bool_)
+    for column, index in ((choices, choice), (outcomes, outcome)):
+        for each, begin in zip(column.groups, column.starts.tolist(), strict=False):
+            if isinstance(each, _Failed):
+                wrong = np.flatnonzero((index == begin) & good)
+                good[wrong] = False
+                failures += [failure(point, each.first) for point in number[wrong].tolist()]
+    (choices, choice), (outcomes, outcome) = _used(choices, choice[good]), _used(outcomes, outcome[good])
+    return PointBlock(number[good], choices, outcomes, choice, outcome), failures
+
+
+def failure(point: int, error: Exception) -> Row:
+    """Row of a point without estimates."""
+    return {"point": point, "view": "formula", "error": str(error)}
+
+
+def _used(column: PartColumn[Any], index: Index) -> tuple[PartColumn[Any], Index]:
+    """Keep the parts that any point uses, with the index of each point's part."""
+    used, again = np.unique(index, return_inverse=True)
+    return column.at(used), again
+
+
+def _parts(
+    where: NDArray[np.intp], shape: Sequence[int], relevant: Sequence[bool], varied: Mapping[int, Any],
+    make: Callable[[Sequence[int]], Any], vary: Callable[[Any, NDArray[np.intp]], tuple[Any, NDArray[np.bool_]] | None],
+    *more: Index,
+) -> tuple[PartColumn[Any], Index]:  # fmt: skip
+    """Distinct parts of points (or the error of making one), by the relevant axes, and the index of each point's part.
+
+    Parts that differ in the `varied` axes only are one group: `make` makes one, and `vary` the others from it, as arrays, with the
+    mask of those points whose values are valid.
+    """
+    axes = [axis for axis, is_relevant in enumerate(relevant) if is_relevant]
+    sizes = [*(shape[axis] for axis in axes), *(int(each.max()) + 1 for each in more)]
+    keys = np.ravel_multi_index((*where[axes], *more), sizes)
+    _, first, index = np.unique(keys, return_index=True, return_inverse=True)
+    groups: list[Any] = []
+    order: list[Index] = []
+
+    def alone(each: int) -> Any:
+        try:
+            return make(where[:, first[each]].tolist())
+        except ParameterError as error:
+            return _Failed(error)
+
+    fixed = [axis for axis in axes if axis not in varied]
+    others = (*where[fixed][:, first], *(each[first] for each in more), np.zeros(first.size, dtype=np.intp))
+    key = np.ravel_multi_index(others, [*(shape[axis] for axis in fixed), *(int(each.max()) + 1 for each in more), 1])
+    by_key = np.argsort(key, kind="stable")
+    bounds = np.flatnonzero(np.diff(key[by_key], prepend=-1, append=-1))
+    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        mine = by_key[begin:end]
+        if mine.size > FEW:
+            mine, group = _several(mine, alone, vary, where[:, first])
+            if group is not None:
+                taken, several = group
+                groups.append(several)
+                order.append(taken)
+        for each in mine.tolist():
+            groups.append(alone(each))
+            order.append(np.array([each]))
+    place = np.empty(first.size, dtype=np.intp)
+    place[np.concatenate(order)] = np.arange(first.size)
+    return PartColumn(groups), place[index]
+
+
+def _several(
+    mine: Index, alone: Callable[[int], Any], vary: Callable[[Any, NDArray[np.intp]], Any], where: NDArray[np.intp]
+) -> tuple[Index, tuple[Index, Any] | None]:
+    """Those of these parts that must be made alone, and the others with their group."""
+    for template in (mine[0], mine[-1], mine[mine.size // 2]):  # the values at the ends may be invalid
+        one = alone(int(template))
+        if not isinstance(one, _Failed):
+            break
+    else:
+        return mine, None
+    several = vary(one, where[:, np.concatenate([[template], mine])])
+    if several is None:
+        return mine, None
+    group, valid = several
+    taken = mine[valid]
+    return mine[~valid], (taken, group) if taken.size else None
+
+
+# --- Numbers as arrays ---------------------------------------------------------------------------------------------------
+
+
+def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]]:
+    """Axes of one number of the costs, or of the outcomes (kind of outcome, and key), by their place in the grid's shape."""
+    costs, rates = {}, {}
+    for place, axis in enumerate(grid.axes, start=1):
+        section, *path = axis.path.split(".")
+        if section == "cost" and path[:1] and path[0] in cases.VARIED and len(path) == 1 and axis.numeric:
+            costs[place] = path[0]
+        elif section == "outcomes" and len(path) <= 2 and path[-1] in outcomes_section.RATES and axis.numeric:
+            rates[place] = ("" if len(path) == 1 else path[0], path[-1])
+    return costs, rates
+
+
+def _numbers(grid: Grid, axis: int, points: NDArray[np.intp]) -> NDArray[Any] | None:
+    values: NDArray[Any] | None = grid.axes[axis - 1].numbers(points[axis])
+    return values
+
+
+def _cases(
+    grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str]
+) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
+    """Cases at points (all but the first of them, which is that of `first`), and the mask of points with valid values."""
+    if not axes:
+        return None
+    tables, method = grid.tables_at(points[:, 0].tolist()), int(points[0, 0])
+    numbers, valid = {}, np.ones(points.shape[1] - 1, dtype=np.bool_)
+    own = scenario_file.method_tables(tables)[method].get("cost")
+    if own is not None and "cost" in grid.base and scenario_file.cost_of(tables, {"cost": own}) is own:
+        # The axes are of other methods.
+        return CaseGroup(first, size=valid.size), valid
+    record = first.varies_with(tables, method, axes.values())
+    if record is None or not isinstance(first.cost, UnitCost):
+        return None
+    for axis, name in axes.items():
+        values = _numbers(grid, axis, points[:, 1:])
+        if values is None:
+            return None
+        valid &= record.allowed(name, values)
+        numbers[name] = values
+    return CaseGroup(first, VariedCosts(first.cost, {name: values[valid] for name, values in numbers.items()})), valid
+
+
+def _outcomes(
+    grid: Grid, first: Mapping[str, Outcome], parameters: MethodParameters, points: NDArray[np.intp],
+    axes: Mapping[int, tuple[str, str]],
+) -> tuple[OutcomeGroup, NDArray[np.bool_]] | None:  # fmt: skip
+    """Outcomes at points (all but the first of them, which has `first`), and the mask of points with valid values."""
+    if not axes:
+        return None
+    tables = grid.tables_at(points[:, 0].tolist())
+    table, own = tables.get("outcomes"), scenario_file.method_tables(tables)[int(points[0, 0])].get("outcomes")
+    rates, valid = {}, np.ones(points.shape[1] - 1, dtype=np.bool_)
+    if not first or (own is not None and "outcomes" in grid.base):  # the axes are of other methods
+        return OutcomeGroup(first, size=valid.size), valid
+    if own is not None or not isinstance(table, Mapping):
+        return None
+    for axis, path in axes.items():
+        values = _numbers(grid, axis, points[:, 1:])
+        if values is None or values.dtype.kind != "f":  # whole numbers stay such in the table
+            return None
+        valid &= (values >= 0) & (values <= 1)
+        rates[path] = values
+    varied = outcomes_section.varied(table, "outcomes", first, {path: values[valid] for path, values in rates.items()})
+    if varied is None:
+        return None
+    if type(parameters).check_law is not MethodParameters.check_law:
+        refused = np.array([_refused(parameters, name, law) for name, each in varied.items() for law in each.laws], dtype=np.bool_)
+        if refused.any():
+            return None
+    return OutcomeGroup(first, varied), valid
+
+
+def _refused(parameters: MethodParameters, name: str, law: Any) -> bool:
+    try:
+        parameters.check_law(name, law)
+    except ParameterError:
+        return True
+    return False

@@ -1,0 +1,349 @@
+"""Axes of numbers as arrays: rows, columns and errors are those of points that are resolved one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+import sim
+from model.base.checks import ParameterError
+from model.costs import watched_costs
+from model.costs.layer_times import UnitCost
+from model.costs.many_costs import UnitCosts, VariedCosts, joined
+from model.costs.step_costs import ALL_LAYERS, PassShape
+from model.methods import registry
+from model.methods.prediction import ChoiceGroup, GroupedChoices, PredictionPoints
+from model.outcomes.outcome_laws import Iid
+from model.steps import LayerSpan
+from sim.scenarios import cases
+from sim.scenarios.cases import Cost
+from sim.scenarios.grid import Grid
+from sim.scenarios.outcomes.outcome_records import VariedOutcomes
+from sim.scenarios.part_columns import CaseGroup, PartColumn
+from sim.views import formula_view, point_blocks
+from tests.support.tiers import examples
+
+ACCEPTANCE = {"kind": "iid", "acceptance_rate": 0.6}
+DRAFTING = {"cost_ratio": 0.2}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "speculative": {
+        "method": [{"name": "speculative", "layers": 6, "draft_length": 3}], "outcomes": ACCEPTANCE, "cost": DRAFTING,
+        "sweep": {"method.draft_length": [1, 4]},
+    },
+    "speculative on two units": {
+        "method": [{"name": "speculative", "layers": 6, "draft_length": 2, "placement": "separate"}],
+        "outcomes": ACCEPTANCE | {"trials": 40}, "cost": {"cost_ratio": 0.2, "operations_ratio": 0.1, "link": 0.5},
+        "cluster": {"units": 2, "links": "shared"},
+    },
+    "a batch kept full, by width": {
+        "method": [{"name": "speculative", "layers": 6, "draft_length": 2, "sequences": 2}], "outcomes": ACCEPTANCE,
+        "cost": {"cost_ratio": 0.2, "verify_cost": [[1, 1.0], [8, 2.0]]},
+    },
+    "a law by draft position and a law of one rate": {
+        "method": [
+            {
+                "name": "speculative", "layers": 6, "draft_length": 2,
+                "outcomes": {"kind": "by-draft-position", "acceptance_rates": [0.9, 0.4]},
+            },
+            {"name": "speculative", "layers": 6, "draft_length": 3},
+        ],
+        "outcomes": ACCEPTANCE, "cost": DRAFTING,
+    },
+    "bild": {
+        "method": [{"name": "bild", "layers": 6, "variant": "code"}], "cost": DRAFTING | {"operations_ratio": 0.1},
+        "outcomes": {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.2, "trials": 30},
+        "sweep": {"method.placement": ["same", "separate"]},
+    },
+    "skipdecode": {
+        "method": [{"name": "skipdecode", "layers": 8, "min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}],
+    },
+    "early_exit": {
+        "method": [{"name": "early_exit", "layers": 4}], "outcomes": {"kind": "hazards", "hazards": [0.1, 0.5, 0.2, 1.0]},
+        "cost": {"propagation": 0.1}, "sweep": {"method.measure": ["softmax", "state"]},
+    },
+    "ppd": {
+        "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 2}], "outcomes": {"kind": "iid", "match_rate": 0.5},
+        "cluster": {"units": 3, "stop": "pass"},
+    },
+    "adaptive": {"method": [{"name": "adaptive", "layers": 6, "policy": "optimum"}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
+    "pearl": {"method": [{"name": "pearl", "layers": 6, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
+    "dsi": {"method": [{"name": "dsi", "layers": 6, "lookahead": 2, "verifiers": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
+    "hierarchical": {
+        "method": [{"name": "hierarchical", "layers": 6, "draft_length": 3}],
+        "outcomes": {"accept": ACCEPTANCE, "medium_accept": ACCEPTANCE},
+        "cost": DRAFTING | {"medium_cost_ratio": 0.5, "final_head": 0.5},
+    },
+    "several methods": {
+        "method": [{"name": "autoregressive", "layers": 4}, {"name": "speculative", "layers": 4, "draft_length": 2}],
+        "outcomes": ACCEPTANCE, "cost": DRAFTING, "sweep": {"scenario.tokens": [1, 7]},
+    },
+    "costs of one method": {
+        "method": [
+            {"name": "speculative", "layers": 4, "draft_length": 2, "cost": {"cost_ratio": 0.7}},
+            {"name": "speculative", "layers": 4, "draft_length": 2},
+        ],
+        "outcomes": ACCEPTANCE, "cost": DRAFTING,
+    },
+    "published costs": {
+        "method": [{"name": "speculative", "layers": 4, "draft_length": 2}], "outcomes": ACCEPTANCE,
+        "cost": {"kind": "published", "task": "cnndm"},
+    },
+}  # fmt: skip
+COSTS = (
+    "cost_ratio", "operations_ratio", "medium_cost_ratio", "final_head", "early_head", "link", "dispatch", "state_check",
+    "propagation",
+)  # fmt: skip
+RATES = (
+    "outcomes.acceptance_rate", "outcomes.fallback_rate", "outcomes.rollback_rate", "outcomes.match_rate",
+    "outcomes.accept.acceptance_rate", "outcomes.medium_accept.acceptance_rate", "outcomes.trials",
+)  # fmt: skip
+BAD: tuple[Any, ...] = (-0.5, 1e-14, 1.5, 1e10, math.nan, math.inf, "x", True, 10**30)
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Resolve every part alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point_blocks, "_number_axes", lambda grid: ({}, {}))
+        yield
+
+
+@st.composite
+def axes(draw: st.DrawFn) -> Any:
+    kind = draw(st.sampled_from(["range", "whole", "list", "list", "bad"]))
+    if kind == "range":
+        start, stop = draw(st.sampled_from([0, 0.0, 0.25])), draw(st.sampled_from([1, 0.75, 1.5]))
+        return {"from": start, "to": stop, "count": draw(st.integers(1, 9))}
+    if kind == "whole":
+        return draw(st.lists(st.integers(0, 2), min_size=1, max_size=7))
+    values = draw(st.lists(st.floats(0, 1) | st.sampled_from([0, 1, 0.5]), min_size=1, max_size=9))
+    if kind == "bad":
+        for value in draw(st.lists(st.sampled_from(BAD), min_size=1, max_size=2)):
+            values.insert(draw(st.integers(0, len(values))), value)
+    return values
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> dict[str, Any]:
+    tables = SCENARIOS[draw(st.sampled_from([*SCENARIOS]))]
+    names = draw(st.lists(st.sampled_from([f"cost.{name}" for name in COSTS] + [*RATES] * 2), min_size=1, max_size=2, unique=True))
+    sweep = tables.get("sweep", {}) | {name: draw(axes()) for name in names}
+    return {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **tables, "sweep": sweep}
+
+
+def frame_of(tables: dict[str, Any]) -> pl.DataFrame:
+    grid = Grid(tables, check=False)
+    return formula_view.frame(grid, 0, grid.points)
+
+
+@given(grids(), st.sampled_from([0, 4]))
+@settings(max_examples=examples(150, 2000), deadline=None)
+def test_rows_and_errors_are_those_of_single_points(tables: dict[str, Any], few: int) -> None:
+    """All columns, their order and types; estimates up to rounding. Each invalid value fails at its points, with the same text."""
+    try:
+        Grid(tables, check=False)
+    except ParameterError:  # an axis of one range that is out of bounds, or a path that no method has
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point_blocks, "FEW", few)
+        together = frame_of(tables)
+    with one_by_one():
+        alone = frame_of(tables)
+    assert together.schema == alone.schema
+    assert_frame_equal(together, alone, rel_tol=1e-12, abs_tol=1e-14)
+
+
+def test_scenarios_are_valid_and_some_are_made_as_arrays() -> None:
+    """The examples above compare arrays, not only points that are resolved alone."""
+    made = []
+    for name, tables in SCENARIOS.items():
+        for path in ("cost.final_head", "outcomes.acceptance_rate", "outcomes.fallback_rate", "outcomes.match_rate"):
+            swept = {path: {"from": 0.125, "to": 0.875, "count": 9}}
+            grid = Grid({"scenario": {"name": "x", "tokens": 6}, **tables, "sweep": swept}, check=False)
+            points, failures = point_blocks.of_grid(grid, 0, grid.points)
+            few = len(points.choices.groups) < 9 > len(points.outcomes.groups)
+            made += [(name, path.partition(".")[0])] * (few and not failures)
+    by_section = {section: {name for name, of in made if of == section} for section in ("cost", "outcomes")}
+    # The adaptive method decides by costs, a full batch scales them, and published costs follow from a table.
+    assert {*SCENARIOS} - by_section["cost"] == {"adaptive", "a batch kept full, by width", "published costs"}
+    assert {*SCENARIOS} - by_section["outcomes"] == {"skipdecode", "early_exit", "hierarchical"}  # laws without this rate
+
+
+def test_bad_value_in_the_middle_of_a_long_axis_fails_at_its_point(tmp_path: Path) -> None:
+    values = [*np.linspace(0, 1, 700).tolist()]
+    values[123], values[456] = 1e-14, "x"  # type: ignore[call-overload]
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS["skipdecode"]}
+    grid = Grid(tables | {"sweep": {"cost.final_head": values[:456] + values[457:]}})
+    failed = formula_view.frame(grid, 0, grid.points).filter(pl.col("error").is_not_null())
+    assert failed["point"].to_list() == [123]
+    with pytest.raises(ParameterError) as error:
+        Grid(tables | {"cost": {"final_head": 1e-14}})
+    assert failed["error"][0] == str(error.value)
+    values[123] = 0.25
+    with pytest.raises(ParameterError, match="final_head must be a number, got 'x'"):
+        Grid(tables | {"sweep": {"cost.final_head": values}})
+
+
+def test_a_long_axis_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, made = cases.resolve_but_outcomes, []
+
+    def resolve(*args: Any) -> Any:
+        made.append(args)
+        return right(*args)
+
+    monkeypatch.setattr(cases, "resolve_but_outcomes", resolve)
+    costs, rates = {"from": 0.1, "to": 0.9, "count": 500}, {"from": 0.0, "to": 1.0, "count": 50}
+    sweep = {"cost.cost_ratio": costs, "outcomes.acceptance_rate": rates}
+    tables = SCENARIOS["speculative"] | {"scenario": {"name": "x", "tokens": 6}, "sweep": sweep}
+    grid = Grid(tables, check=False)
+    found = formula_view.frame(grid, 0, grid.points)
+    assert (found.height, len(made)) == (25_000, 1)
+
+
+@pytest.mark.slow
+def test_results_do_not_depend_on_workers(tmp_path: Path) -> None:
+    ratios = {"from": 0.0, "to": 0.9, "count": 9001}
+    values = {"cost.cost_ratio": ratios, "outcomes.acceptance_rate": [0.1, 0.5, 1.5, 0.9, 0.95, 1.0]}
+    tables = SCENARIOS["speculative"] | {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, "sweep": values}
+    for jobs in (1, 2):
+        sim.run(tables, out=tmp_path / str(jobs), jobs=jobs)
+    one, two = ((tmp_path / each / "results.parquet").read_bytes() for each in ("1", "2"))
+    assert one == two
+
+
+# --- Parts ---------------------------------------------------------------------------------------------------------------
+
+
+NUMBERS = tuple(field.name for field in fields(UnitCost) if field.name in (*cases.VARIED, "draft_devices"))
+
+
+@st.composite
+def varied_costs(draw: st.DrawFn) -> VariedCosts:
+    curve = draw(st.sampled_from([None, ((1, 1.0), (64, 3.0))]))
+    times = draw(st.sampled_from([None, (0.5, 1.0, 2.0, 0.25)]))
+    first = UnitCost(4, cost_ratio=draw(st.floats(0, 2)), final_head=draw(st.floats(0, 2)), verify_cost=curve, layer_times=times)
+    names, size = draw(st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=4, unique=True)), draw(st.integers(1, 4))
+    return VariedCosts(first, {name: np.array(draw(st.lists(st.floats(0, 3), min_size=size, max_size=size))) for name in names})
+
+
+def test_single_costs_are_the_first_with_its_numbers() -> None:
+    first = UnitCost(4, cost_ratio=0.5, layer_times=(1.0, 2.0, 1.0, 1.0))
+    costs = VariedCosts(first, {"link": np.array([0.0, 2.0]), "final_head": np.array([1.0, 0.5])})
+    assert [*costs] == [replace(first, link=0.0, final_head=1.0), replace(first, link=2.0, final_head=0.5)]
+    assert [*costs[1:]] == [costs[1]] == [*costs.at(np.array([1]))]
+    assert costs[1].target_pass == 5.5  # no property of the first is kept
+
+
+@given(varied_costs())
+@settings(deadline=None)
+def test_arrays_of_costs_are_those_of_each(costs: VariedCosts) -> None:
+    shapes = (
+        PassShape(LayerSpan(0, 4), heads=1), PassShape(ALL_LAYERS, "draft", heads=1), PassShape(LayerSpan(1, 3), width=2),
+        PassShape(LayerSpan(1, 4, kv_only=True), sequences=np.array([1, 3])), PassShape(LayerSpan(0, 2), heads=1, compared=True),
+    )  # fmt: skip
+    reduced = UnitCosts([each.passes_only() for each in costs])
+    for one, other in ((joined(costs), UnitCosts([*costs])), (joined(costs.passes_only()), reduced)):
+        for shape in shapes:
+            np.testing.assert_array_equal(one.times(shape), other.times(shape))
+        np.testing.assert_array_equal(one.plain_time(5), other.plain_time(5))
+        np.testing.assert_array_equal(one.draft_devices, other.draft_devices)
+        np.testing.assert_array_equal(one.link, other.link)
+        np.testing.assert_array_equal(one.operations("draft"), other.operations("draft"))
+
+
+@given(st.sampled_from(cases.VARIED), st.floats() | st.sampled_from([0.0, 1.0, 1e-12, 9e-13, 1e9, 1.1e9, -0.0]), st.booleans())
+def test_values_allowed_in_an_array_are_those_allowed_alone(name: str, value: float, slow: bool) -> None:
+    record = Cost(allow_slow_medium=slow)
+    try:
+        replace(record, **{name: value})
+        valid = True
+    except ParameterError:
+        valid = False
+    assert record.allowed(name, np.array([0.5, value])).tolist() == [True, valid]
+
+
+VALUES: dict[str, tuple[Callable[[UnitCost], Any], set[str]]] = {
+    "a number": (lambda cost: cost.link, {"link"}),
+    "a ratio": (lambda cost: cost.ratio("draft"), {"cost_ratio"}),
+    "overheads of one unit": (lambda cost: cost.has_overheads(1), {"dispatch", "dispatch_per_process"}),
+    "a cached property": (lambda cost: cost.target_pass, {"final_head", "link", "dispatch"}),
+    "a changed copy": (lambda cost: cost.passes_only().cost_ratio, {"cost_ratio", "link"}),
+    "a comparison": (lambda cost: cost == UnitCost(4, cost_ratio=0.5, final_head=1.0), {"cost_ratio", "early_head"}),
+    "a replaced number": (lambda cost: replace(cost, link=1.0).early_head, {"early_head", "cost_ratio"}),
+    "its dictionary": (lambda cost: vars(cost)["early_head"], {"early_head", "link"}),
+    "nothing": (lambda cost: cost.layers, set()),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_a_value_reads_is_noticed(name: str) -> None:
+    value, reads = VALUES[name]
+    cost = UnitCost(4, cost_ratio=0.5, final_head=1.0)
+    assert cost.target_pass == 5.0  # cached properties must not hide what is read
+    for number in reads:
+        assert watched_costs.evaluated(cost, [number], value) == (value(cost), True)
+    assert watched_costs.evaluated(UnitCost(4, cost_ratio=0.5), ["cost_ratio"], lambda cost: cost.plain) == (True, False)
+    if not reads:
+        assert watched_costs.evaluated(cost, cases.VARIED, value) == (value(cost), False)
+
+
+@given(varied_costs(), st.data())
+@settings(deadline=None)
+def test_values_of_choices_are_those_of_each(costs: VariedCosts, data: st.DataObject) -> None:
+    kind = registry.parameters("speculative")
+    groups = [ChoiceGroup(kind(layers=4, draft_length=2), 7, costs), ChoiceGroup(kind(layers=4, draft_length=3), 9, [costs.first])]
+    choices: GroupedChoices[Any] = GroupedChoices(groups)
+    choice = np.array(data.draw(st.lists(st.integers(0, len(choices) - 1), min_size=1, max_size=9)), dtype=np.intp)
+    points = PredictionPoints(choices, [Iid(0.5)], choice, np.zeros(choice.size, dtype=np.intp))
+    listed = replace(points, choices=[*choices])
+    plain = lambda each: each.parameters.plain_time(each.tokens, each.cost)  # noqa: E731
+    for value in (lambda each: each.tokens, lambda each: each.cost.link, plain):
+        np.testing.assert_array_equal(points.of_choices(value), listed.of_choices(value))
+    together, alone = (registry.method("speculative").predict_points(each) for each in (points, listed))
+    for name, values in vars(alone).items():
+        np.testing.assert_allclose(getattr(together, name), values, rtol=1e-12, atol=1e-14, err_msg=name)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5), st.sampled_from([None, 30]))
+def test_outcomes_at_several_rates_are_those_of_each(rates: list[float], trials: int | None) -> None:
+    from sim.scenarios.outcomes.acceptance_outcomes import IndependentAcceptance
+    from sim.scenarios.outcomes.decision_outcomes import DecisionRates
+
+    records: list[Any] = [IndependentAcceptance(0.5, trials=trials), DecisionRates(0.5, 0.25, trials=trials)]
+    parameters: Any = registry.parameters("bild")(layers=4)
+    for record in records:
+        for key in record.RATES:
+            several = record.varied({key: np.array(rates)}, record.outcome(parameters, 5))
+            assert isinstance(several, VariedOutcomes)
+            for index, rate in enumerate(rates):
+                one = replace(record, **{key: rate}).outcome(parameters, 5)
+                ours = vars(several.at(np.array([index]))[0]) | vars(several[index])
+                for name, value in vars(one).items():
+                    if name in ("law", "low", "high") and value is not None:
+                        assert type(ours[name]) is type(value)
+                        assert vars(ours[name]) == vars(value)
+                    else:
+                        assert ours[name] == (pytest.approx(value, rel=1e-14) if isinstance(value, float) else value), name
+
+
+def test_columns_of_parts() -> None:
+    tables = {"scenario": {"name": "x", "tokens": 6}, **SCENARIOS["speculative"], "sweep": {}}
+    case = Grid(tables).case(0)
+    assert isinstance(case.cost, UnitCost)
+    several = CaseGroup(case, VariedCosts(case.cost, {"cost_ratio": np.array([0.1, 0.2, 0.3])}))
+    column: PartColumn[CaseGroup] = PartColumn([CaseGroup(case), several, CaseGroup(case)])
+    assert [each.cost.cost_ratio for each in column] == [0.2, 0.1, 0.2, 0.3, 0.2] == [each.cost.cost_ratio for each in column[:]]
+    assert [each.cost.cost_ratio for each in column.at(np.array([0, 2, 3]))] == [0.2, 0.2, 0.3]
+    with pytest.raises(IndexError):
+        column[5]
