@@ -1,4 +1,4 @@
-"""The pages of the reference, made from the program: commands, scenario keys, columns of results and the Python interface."""
+"""The pages of the reference, made from the program: commands, scenario keys, columns of results, Python interface, benchmarks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sim.commands import listing, sim_app
 from sim.scenarios import cases
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.views import metrics
+from tests.bench import history
 
 PYTHON = {
     "Run scenarios": ["sim.run", "sim.report"],
@@ -50,6 +51,7 @@ def write(folder: Path) -> None:
     """Write all pages; those whose text is the same are left alone, so that a build reads nothing anew."""
     folder.mkdir(exist_ok=True)
     pages = {"commands": commands(), "scenarios": scenarios(), "columns": columns(), "python": python()}
+    pages["benchmarks"] = history.page()
     for name, text in pages.items():
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -159,15 +159,14 @@ def _after(law: StepLaw, values: Floats, losses: Floats) -> tuple[Floats, Floats
     )
     spread = logs.std(axis=0)
     after, spreads, tells = np.empty(values.shape[1]), np.empty(values.shape[1]), []
-    centred = values - values.mean(axis=0)
+    # All that is averaged over the draws, side by side: one product of matrices for each cell.
+    parts = [flat, centred := values - values.mean(axis=0), centred**2, logs, logs**2]
+    averaged, ends = np.hstack(parts), np.cumsum([part.shape[1] for part in parts])[:-1]
     for cell in range(values.shape[1]):
-        weights = _weights(values[:, cell], noise)
-        then = (weights @ flat).reshape(count, *losses.shape[1:])
-        after[cell] = then.min(axis=2).mean()
-        around = weights @ centred
-        spreads[cell] = np.sqrt(np.maximum(weights @ centred**2 - around**2, 0.0)).mean()
-        mean = weights @ logs
-        left = np.sqrt(np.maximum(weights @ logs**2 - mean**2, 0.0)).mean(axis=0)
+        then, around, around_square, mean, mean_square = np.split(_weights(values[:, cell], noise) @ averaged, ends, axis=1)
+        after[cell] = then.reshape(count, *losses.shape[1:]).min(axis=2).mean()
+        spreads[cell] = np.sqrt(np.maximum(around_square - around**2, 0.0)).mean()
+        left = np.sqrt(np.maximum(mean_square - mean**2, 0.0)).mean(axis=0)
         removed = 1 - left / spread
         tells.append(tuple((names[i], float(removed[i])) for i in np.argsort(-removed)[:3] if removed[i] > 0.05))
     return after, spreads, tells
@@ -182,10 +181,10 @@ def _weights(values: Floats, noise: Floats) -> Floats:
     variance = noise**2 + 0.005**2
     both = variance[:, None] + variance[None, :]
     weights = np.exp(-((values[:, None] - values[None, :]) ** 2) / both) / np.sqrt(both)
-    for _ in range(SCALINGS):
-        root = np.sqrt(weights.sum(axis=1))
-        weights = weights / root[:, None] / root[None, :]
-    return np.asarray(weights)
+    scale = np.ones(len(values))
+    for _ in range(SCALINGS):  # of the rows and columns alike: the matrix is symmetric
+        scale /= np.sqrt(scale * (weights @ scale))
+    return np.asarray(scale[:, None] * weights * scale)
 
 
 def confounded(law: StepLaw) -> list[tuple[str, str]]:

@@ -130,9 +130,17 @@ class Iid(Chain):
         return rates, rates
 
     def pmf(self, positions: int) -> Floats:
-        from scipy.stats import binom  # takes a second to import; only distributions need it
-
-        return np.asarray(binom.pmf(np.arange(positions + 1), positions, float(self.rate)))
+        # Ratios of neighbours from the most likely number outwards, then divided by their sum: each probability has a relative
+        # error of about `positions` roundings, and scipy.stats, half a second to import, is not needed.
+        p, mode = float(self.rate), min(int((positions + 1) * float(self.rate)), positions)
+        count = np.arange(positions + 1)
+        weights = np.ones(positions + 1)
+        with np.errstate(under="ignore"):
+            above = count[mode:-1]
+            weights[mode + 1 :] = np.cumprod((positions - above) / (above + 1) * (p / (1 - p) if p < 1 else 0.0))
+            below = count[1 : mode + 1][::-1]
+            weights[:mode] = np.cumprod(below / (positions - below + 1) * ((1 - p) / p if p > 0 else 0.0))[::-1]
+            return np.asarray(weights / weights.sum())
 
     def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
         rate, buffer = float(self.rate), None

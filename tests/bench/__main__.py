@@ -15,10 +15,26 @@ from rich.console import Console
 from rich.table import Table
 
 from model.base import checks
-from tests.bench import cli, events, formula, lossy, ngram, paths, profiles, real, serving, speculative, steps, trees
+from tests.bench import (
+    cli,
+    events,
+    formula,
+    grids,
+    history,
+    lossy,
+    ngram,
+    paths,
+    peers,
+    profiles,
+    real,
+    serving,
+    speculative,
+    steps,
+    trees,
+)
 from tests.bench.measure import Benchmark, Result, compare
 
-THEMES = (events, steps, paths, formula, speculative, ngram, trees, serving, lossy, profiles, real, cli)
+THEMES = (events, steps, paths, formula, grids, speculative, ngram, trees, peers, serving, lossy, profiles, real, cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,15 +42,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", metavar="NAME", action="append", help="a benchmark, or the common prefix of several; repeatable")
     parser.add_argument("--repeats", metavar="N", type=int, default=7, help="measurements per benchmark (default: 7)")
+    parser.add_argument(
+        "--seconds", metavar="S", type=float, default=3.0,
+        help="time of one benchmark, after which it has 3 repeats only (default: 3)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON document")
+    parser.add_argument("--record", action="store_true", help="also write the results into tests/bench/history.csv")
+    parser.add_argument("--history", action="store_true", help="measure nothing; print the results of all recorded versions")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check only that everything runs")
     options = parser.parse_args(arguments)
     try:
         checks.whole("repeats", options.repeats, 1)
+        checks.number("seconds", options.seconds, 0)
+        if options.record and options.tiny:
+            raise checks.ParameterError("--record is not used with --tiny, whose sizes are those of no benchmark; leave one out")
+        if options.history:
+            known = history.read()
+            print(history.text(history.selected(known, *options.only) if options.only else known))
+            return
         chosen = select([benchmark for theme in THEMES for benchmark in theme.benchmarks(options.tiny)], options.only)
     except checks.ParameterError as error:
         parser.error(str(error))
-    results = compare(chosen, options.repeats)
+    results = compare(chosen, options.repeats, options.seconds)
+    if options.record:
+        history.record(results)
     if options.json:
         print(json.dumps(document(results, options.repeats), indent=2))
     else:

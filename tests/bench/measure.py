@@ -6,6 +6,7 @@ number is reported alone.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+
+import numpy as np
+
+FEWEST = 3
+"""Repeats of a benchmark whose time is spent: as many as have quartiles."""
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -67,16 +73,24 @@ class Result:
         return ratio <= target if self.benchmark.at_most else ratio >= target
 
 
-def compare(benchmarks: Sequence[Benchmark], repeats: int) -> list[Result]:
-    """Measure all benchmarks `repeats` times in turn; the order of the two sides alternates."""
+def compare(
+    benchmarks: Sequence[Benchmark], repeats: int, seconds: float = math.inf, clock: Callable[[], float] = time.perf_counter
+) -> list[Result]:
+    """Measure all benchmarks `repeats` times in turn; the order of the two sides alternates.
+
+    One that has taken `seconds` and has `FEWEST` repeats is not measured again.
+    """
     taken: list[tuple[list[float], list[float]]] = [([], []) for _ in benchmarks]
+    spent = [0.0] * len(benchmarks)
     for repeat in range(repeats):
-        for benchmark, (ours, limit) in zip(benchmarks, taken, strict=True):
-            if benchmark.missing or (benchmark.once and repeat):
+        for number, (benchmark, (ours, limit)) in enumerate(zip(benchmarks, taken, strict=True)):
+            if benchmark.missing or (benchmark.once and repeat) or (repeat >= FEWEST and spent[number] > seconds):
                 continue
+            start = clock()
             sides = [(ours, benchmark.ours), (limit, benchmark.limit)]
             for values, side in sides if repeat % 2 == 0 else sides[::-1]:
                 values.append(side())
+            spent[number] += clock() - start
     return [Result(benchmark, *values) for benchmark, values in zip(benchmarks, taken, strict=True)]
 
 
@@ -86,6 +100,18 @@ def rate(work: float, do: Callable[[], object]) -> float:
     do()
     # The clock may not advance during a tiny workload.
     return work / max(time.process_time() - start, 1e-9)
+
+
+def copies(numbers: int) -> Callable[[], float]:
+    """Measurement of the memory bandwidth: float64 numbers per second that numpy copies, from an array of this size to another."""
+
+    def measure() -> float:
+        source = np.zeros(numbers)
+        target = np.ones(numbers)  # written, so that its pages exist
+        source += 1
+        return rate(numbers, lambda: np.copyto(target, source))
+
+    return measure
 
 
 def wall(command: Sequence[str], cwd: Path = ROOT) -> float:

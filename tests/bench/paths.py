@@ -1,4 +1,4 @@
-"""The vectorised paths relative to drawing their random numbers."""
+"""The vectorised paths relative to drawing their random numbers, and to the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model.methods.ppd import paths as ppd
 from model.methods.ppd.algorithm import Parameters
 from model.outcomes import random_streams
 from model.outcomes.outcome_laws import Iid
-from tests.bench.measure import Benchmark, peak_rss, rate
+from tests.bench.measure import Benchmark, copies, peak_rss, rate
 
 LITERAL, FLAT = Parameters(40, 20, 3), Parameters(40, 10, 3, form="flat")
 COST, LAW = UnitCost(40), Iid(0.6837)
@@ -52,10 +52,19 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
             lambda: each(lambda block: draw(tokens, block)), "drawing the random numbers", 0.4,
         )  # fmt: skip
 
+    size = tokens * random_streams.BLOCK
+
+    def copied() -> float:
+        return copies(size * min(blocks, 8))() / tokens
+
     code = f"from tests.bench.paths import LITERAL, stream; stream(LITERAL, {tokens}, {sequences})"
     return [
         against_draws("paths-literal", LITERAL),
         against_draws("paths-flat", FLAT),
+        Benchmark(
+            "paths-bandwidth", "sequences/s", lambda: each(lambda block: walk(LITERAL, tokens, block)), copied,
+            "copying their random numbers in memory", None,
+        ),
         Benchmark(
             "paths-memory", "MB", lambda: peak_rss(code), lambda: 200.0, f"200 MB for {sequences:,} sequences", 1,
             at_most=True, once=True,

@@ -1,10 +1,14 @@
 """Laws of outcomes: distribution, moments and sampler agree, by enumeration and by statistical tests."""
 
 import itertools
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
@@ -74,6 +78,15 @@ def test_equal_chains_have_equal_distributions() -> None:
         plain = Iid(p).pmf(6)
         assert Markov(p, 0.0).pmf(6) == pytest.approx(plain)
         assert ByPosition([p] * 6).pmf(6) == pytest.approx(plain)
+
+
+@given(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, 1e-300, 1 - 2**-53, 0.5])), st.integers(0, 60))
+def test_distribution_of_independent_outcomes_is_binomial(p: float, positions: int) -> None:
+    """Exact in fractions, so that also the smallest probabilities have their digits."""
+    exact, mass = Fraction(p), Iid(p).pmf(positions)
+    for count, found in enumerate(mass.tolist()):
+        expected = math.comb(positions, count) * exact**count * (1 - exact) ** (positions - count)
+        assert abs(Fraction(found) - expected) <= Fraction(6 * (positions + 1) * 2.0**-53) * expected + Fraction(1, 10**300)
 
 
 def test_markov_at_its_limits() -> None:

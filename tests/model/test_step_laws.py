@@ -467,6 +467,21 @@ def test_a_cell_that_was_measured_tells_less_than_one_far_from_all() -> None:
     assert max(spreads[64, 3], spreads[16, 3]) < spreads[1, 3] / 1.5
 
 
+def test_weights_of_draws_are_symmetric_and_conserve_their_mass() -> None:
+    rng = np.random.default_rng(3)
+    values, noise = rng.normal(0, 0.1, 50), rng.uniform(0.01, 0.03, 50)
+    weights = next_cell._weights(values, noise)
+    assert (weights >= 0).all()
+    assert weights == pytest.approx(weights.T, rel=1e-12)
+    error = max(abs(weights.sum(axis=1) - 1).max(), abs(weights.sum(axis=0) - 1).max())
+    assert error < 2.0**-next_cell.SCALINGS  # it falls by about half in each step
+    # A draw is weighted by how well it explains the measurement: twice as far away, e^3 times less at equal noise.
+    even = next_cell._weights(np.array([-0.02, 0.0, 0.02, 0.04]), np.full(4, 0.01))
+    scale = np.sqrt(np.diag(even))
+    plain = even / scale[:, None] / scale[None, :]
+    assert np.log(plain[0, 1] / plain[0, 2]) == pytest.approx((0.04**2 - 0.02**2) / (2 * (0.01**2 + 0.005**2)))
+
+
 def test_similar_candidates_are_ordered_by_uncertainty_and_others_by_loss() -> None:
     losses, spreads = np.array([0.30, 0.20, 0.21, 0.25, 0.205]), np.array([0.01, 0.05, 0.03, 0.02, 0.04])
     # The loss is 0.30 now: candidates up to 0.20 + 0.1 x (0.30 - 0.20) are about as good as the best.

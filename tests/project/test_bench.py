@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.outcomes import random_streams
-from tests.bench import events, formula, paths, steps
+from tests.bench import events, formula, grids, history, paths, peers, speculative, steps
 from tests.bench.__main__ import THEMES, main, select
-from tests.bench.measure import Benchmark, Result, compare, peak_rss
+from tests.bench.measure import FEWEST, Benchmark, Result, compare, peak_rss
 
 TINY = [benchmark for theme in THEMES for benchmark in theme.benchmarks(tiny=True)]
 MATCHES = st.lists(st.booleans(), min_size=1, max_size=12)
 
 
-SLOW = {"cli-run": [pytest.mark.slow]}
+SLOW = {"cli-run": [pytest.mark.slow], "cli-advise": [pytest.mark.slow]}
 
 
 @pytest.mark.parametrize("benchmark", [pytest.param(one, id=one.name, marks=SLOW.get(one.name, [])) for one in TINY])
@@ -119,7 +121,7 @@ def test_a_missing_benchmark_is_neither_met_nor_missed() -> None:
     assert Result(absent, [], []).ratios == []
 
 
-@pytest.mark.parametrize(("words", "named"), [("paths", 3), ("events-by-hand", 2), ("formula-latency-memory", 1)])
+@pytest.mark.parametrize(("words", "named"), [("paths", 4), ("events-by-hand", 2), ("formula-latency-memory", 1)])
 def test_names_select(words: str, named: int) -> None:
     assert len(select(TINY, [words])) == named
 
@@ -179,3 +181,104 @@ def test_own_time_of_a_real_decoding_is_a_part_of_the_same_run(monkeypatch: pyte
     calls = 1 + 3 + 3  # the prompt, a pass and a read for each token
     for first, second in ((timed.own, timed.whole), (timed.whole, timed.own)):
         assert {first(), second()} == {1e3 * (calls + 1), 1e3 * (2 * calls + 1)}
+
+
+# --- Peers and grids ---
+
+
+def at_rounds(survivors: list[int], tokens: int) -> Iterator[int]:
+    """Accepted tokens of the drafts of one speculative decoding, in turn."""
+    at = 0
+    while at < tokens:
+        yield survivors[at]
+        at += min(survivors[at], speculative.DRAFT_LENGTH, tokens - at - 1) + 1
+
+
+@given(st.lists(st.integers(0, speculative.DRAFT_LENGTH), min_size=1, max_size=20))
+def test_loop_of_speculative_decoding_takes_the_simulated_time(survivors: list[int]) -> None:
+    tokens = len(survivors)
+    time = peers.speculative_loop(at_rounds(survivors, tokens), tokens, speculative.DRAFT_LENGTH, speculative.COST_RATIO)
+    assert time * speculative.LAYERS == pytest.approx(speculative.minimal(survivors), rel=1e-12)
+
+
+def test_loop_of_dsi_takes_the_time_of_its_paths() -> None:
+    tokens = 30
+    kept = np.concatenate([*speculative.LAW.sample(random_streams.tiles(0, "accept", 0, tokens - 1))])
+    times = peers.dsi_walk(tokens, 0).time
+    for number in range(100):
+        rejected = np.flatnonzero(~kept[:, number]).tolist()
+        runs = np.diff([-1, *rejected, tokens]) - 1
+        time = peers.dsi_loop(iter(runs.tolist()), tokens, peers.COST_RATIO)
+        assert time * peers.LAYERS == pytest.approx(times[number], rel=1e-12)
+
+
+@given(st.floats(0.1, 0.95), st.integers(1, 40))
+def test_loop_of_dsi_with_free_drafts_counts_rejections(rate: float, tokens: int) -> None:
+    accepted = peers.accepted_lengths(rate, tokens)
+    positions = np.cumsum(np.array(accepted) + 1)
+    assert peers.dsi_loop(iter(accepted), tokens, 0.0) == np.count_nonzero(positions < tokens) + 1
+
+
+@pytest.mark.parametrize("name", grids.GRIDS)
+def test_grid_has_a_row_for_every_point(name: str) -> None:
+    tables = grids.scenario(name, tiny=True)
+    assert grids.run(tables) == 2 ** len(tables["sweep"])
+
+
+# --- Time and history ---
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(0.0, FEWEST), (8.0, 5), (100.0, 7)])
+def test_a_benchmark_stops_when_its_time_is_spent(seconds: float, taken: int) -> None:
+    now = iter(range(1000))
+    one = Benchmark("a", "s", lambda: 1.0, lambda: 2.0, "two", None)
+    [result] = compare([one], 7, seconds, lambda: 2.0 * next(now))  # each repeat takes 2 s by this clock
+    assert len(result.ratios) == taken
+
+
+NUMBERS = st.one_of(st.none(), st.floats(1e-6, 1e9).map(lambda value: float(f"{value:.4g}")))
+WORDS = st.text("ab, 'é\"", max_size=5)
+RECORDS = st.builds(
+    history.Record, WORDS, WORDS, WORDS, WORDS, WORDS, WORDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS,
+    st.one_of(st.none(), st.integers(1, 9)), WORDS, WORDS, WORDS,
+)  # fmt: skip
+
+
+@given(st.lists(RECORDS, max_size=4))
+def test_records_are_read_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, records: list[history.Record]) -> None:
+    path = tmp_path_factory.mktemp("history") / "history.csv"
+    history.write(records, path)
+    assert history.read(path) == records
+
+
+def test_a_record_replaces_only_that_of_its_version_day_and_benchmark(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    a, b = (Benchmark(name, "s", lambda: 1.0, lambda: 1.0, "one", 1) for name in "ab")
+    history.record([Result(a, [1.0], [2.0]), Result(b, [1.0], [4.0])], path, "2026-01-01")
+    history.record([Result(a, [3.0], [2.0])], path, "2026-01-02")
+    history.record([Result(a, [5.0], [2.0]), Result(b, [], [])], path, "2026-01-01")
+    found = {(each.benchmark, each.date): each.ratio for each in history.read(path)}
+    assert found == {("a", "2026-01-01"): 2.5, ("b", "2026-01-01"): 0.25, ("a", "2026-01-02"): 1.5}
+    [machine] = {each.machine for each in history.read(path)}
+    assert "cores" in machine
+
+
+def test_committed_history_is_of_benchmarks_and_names_its_sources() -> None:
+    names = {benchmark.name for benchmark in TINY}
+    for each in history.read():
+        assert each.benchmark in names
+        assert each.source in (history.MEASURED, history.STATED)
+        if each.source == history.STATED:
+            assert (each.lower_quartile, each.repeats, each.machine) == (None, None, "")
+            assert each.ours is not None or each.ratio is not None
+        else:
+            assert float(f"{each.lower_quartile}") <= float(f"{each.ratio}") <= float(f"{each.upper_quartile}")
+            assert "" not in (each.machine, each.libraries)
+
+
+def test_page_and_text_hold_every_record() -> None:
+    records, page = history.read(), history.page()
+    for each in records:
+        assert history.cell(each) in page
+        assert history.cell(each) in history.text(records)
+    assert page.count("\n| ") == len(history.rows(records)) + len(history.columns(records)) + 4

@@ -48,7 +48,7 @@ ALLOWED = {
     ("sim", "advise", *LAW, "--batch", "1,8", "--json"): NUMBERS | {"scipy.optimize"},
     ("sim", "explain", *EXPLAINED): TABLES | {"scipy.optimize"},
     ("sim", "serve", *LAW, "--concurrency", "1", "--policy", "off"): NUMBERS,
-    ("sim", *SHORT_RUN, "--view", "formula", "--no-figures"): TABLES | {"scipy.stats", "scipy.optimize"},  # a distribution
+    ("sim", *SHORT_RUN, "--view", "formula", "--no-figures"): TABLES,
     ("sim", *SHORT_RUN, "--view", "paths", "--no-figures"): TABLES,
     ("sim", *SHORT_RUN, "--view", "events", "--no-figures"): TABLES | {"simpy"},
     ("sim", *SHORT_RUN, "--view", "events"): TABLES | {"simpy", "matplotlib"},
