@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.methods import rounds
 from model.methods.dsi import paths as dsi_paths
 from model.methods.dsi.algorithm import Parameters as DsiParameters
+from model.methods.rounds.round_walks import Tally
 from model.outcomes import random_streams
 from tests.bench import speculative
 from tests.bench.measure import Benchmark, rate
@@ -50,7 +50,7 @@ def dsi_loop(accepted: Iterator[int], tokens: int, cost_ratio: float) -> float:
     return time
 
 
-def dsi_walk(tokens: int, block: int) -> rounds.Tally:
+def dsi_walk(tokens: int, block: int) -> Tally:
     """Simulate one block of sequences by DSI."""
     draws = random_streams.tiles(0, "accept", block, tokens - 1)
     return dsi_paths.walk(UNLIMITED, tokens, COST, speculative.LAW.drafts(draws))
