@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -19,15 +21,14 @@ from sim.views.metrics import Sums
 FEW_POINTS = 200
 """Number of points up to which the whole distribution of the latency is kept."""
 
-MANY_POINTS = 100_000
-"""Number of points above which formula rows, needed for input intervals, are computed again instead of held in memory."""
-
 ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths", *agreement.SQUARES)
 """Columns on rounds: sums over replications, and the number of rounds that accepted 0, 1, 2, ... tokens."""
 WORK_COLUMNS = FlopsAndBytes._fields
 """Work counted by the view events where shapes are known: sums over replications."""
 PARTS = time_breakdown.SUMS
 """Parts of the time: sums over replications."""
+FREQUENCIES = ("values", "counts")
+"""Latencies and how often each occurs."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
 
@@ -60,48 +61,66 @@ class Finished(NamedTuple):
     """Differences between views that must agree; see `sim.views.agreement`."""
 
 
+class MergedBlock(NamedTuple):
+    """Result of merging the shards of some points."""
+
+    table: pl.DataFrame
+    """Rows in the order of points and views; columns are not arranged."""
+    more: dict[str, pl.DataFrame]
+    """Tables of distributions, by name; empty in a run of more than `FEW_POINTS` points."""
+    columns: dict[str, list[str]]
+    """Columns of each view's rows."""
+    disagreements: dict[str, list[dict[str, Any]]]
+    """Differences between views that must agree, by the simulated view."""
+
+
 def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
     """Return the tables of a run and the disagreements of its views, from the rows of all shards in order."""
+    block = merged(grid, partial)
+    return Finished(table(block.table), block.more, [*itertools.chain(*block.disagreements.values())])
+
+
+def merged(grid: Grid, partial: pl.DataFrame) -> MergedBlock:
+    """Merge the pieces of all points that `partial` has, which are the rows of their shards in order."""
     theory = partial.filter(pl.col("view") == "formula")
-    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *PARTS, *WORK_COLUMNS) if name in theory.columns])
-    by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
-    rows: list[dict[str, Any]] = []
+    theory = theory.drop([name for name in (*SUMS, *FREQUENCIES, *ROUNDS, *PARTS, *WORK_COLUMNS) if name in theory.columns])
+    by_point = {row["point"]: row for row in theory.to_dicts()}
+    rows: dict[str, list[dict[str, Any]]] = {"paths": [], "events": []}
     distributions: list[dict[str, Any]] = []
     accepted: list[dict[str, Any]] = []
-    disagreements: list[dict[str, Any]] = []
+    disagreements: dict[str, list[dict[str, Any]]] = {"paths": [], "events": []}
     walked = {*partial.filter(pl.col("view") == "paths")["point"].unique()} if theory.height else set()
-    for (view, point), part in partial.filter(pl.col("view") != "formula").group_by("view", "point", maintain_order=True):
+    for view, point, part in _pieces(partial):
         case = grid.case(point)
         if view != "events" and case.contended:
-            rows.append(point_columns.without_value(grid, point, case) | {"view": view})
+            rows[view].append(point_columns.without_value(grid, point, case) | {"view": view})
             continue
         formula = None if case.contended else by_point[point] if point in by_point else _formula(grid, point)
-        # Exact summation: the result does not depend on the order or on how a point was split.
-        sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
+        sums = Sums(int(part["count"].sum()), *(_sum(part, name) for name in SUMS if name != "count"))
         row = point_columns.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if formula is not None and theory.height and (view == "paths" or point not in walked):
-            rounds = {name: math.fsum(part[name]) for name in ("rounds", "drafted", *agreement.SQUARES) if _whole(part, name)}
-            disagreements += agreement.simulated_against_formula(point, case, formula, sums, rounds, str(view), grid.points)
+            rounds = {name: _sum(part, name) for name in ("rounds", "drafted", *agreement.SQUARES) if _whole(part, name)}
+            disagreements[view] += agreement.simulated_against_formula(point, case, formula, sums, rounds, str(view), grid.points)
         if "rounds" in part.columns and part["rounds"].count():
-            means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
+            means = [_sum(part, name) / sums.count for name in ROUNDS[:3]]
             each_round = metrics.per_round(case.outputs, *means)
             row |= {name: float(value) for name, value in each_round.items()}
             row |= formula_view.straggler_loss(case, means[0], row["latency_layers"])
         elif "operations" in part.columns and part["operations"].count():
-            row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
+            row["operations_per_token"] = _sum(part, "operations") / sums.count / case.outputs
         else:
             row |= formula_view.operations_of(case, row["compute_per_token"], sampled=True)
         if PARTS[0] in part.columns and part[PARTS[0]].count():
-            parts = time_breakdown.TimeBreakdown(*(np.asarray(math.fsum(part[name]) / sums.count) for name in PARTS))
+            parts = time_breakdown.TimeBreakdown(*(np.asarray(_sum(part, name) / sums.count) for name in PARTS))
             each_part = time_breakdown.per_token(parts, row["latency_layers"], case.steps, row.get("straggler_loss", 0.0))
             row |= {name: float(value) for name, value in each_part.items()}
         if case.shapes and WORK_COLUMNS[0] in part.columns and part[WORK_COLUMNS[0]].count():
-            total = FlopsAndBytes(*(math.fsum(part[name]) for name in WORK_COLUMNS))
+            total = FlopsAndBytes(*(_sum(part, name) for name in WORK_COLUMNS))
             row |= metrics.work_per_token(total, sums.count * case.outputs, case.full_batch)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
-            disagreements += agreement.paths_against_events(point, part)
-        rows.append(row)
+            disagreements[view] += agreement.paths_against_events(point, part)
+        rows[view].append(row)
         if grid.points <= FEW_POINTS:
             distributions += _distribution(point, view, case, part)
             accepted += _accepted(point, view, part)
@@ -109,10 +128,31 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
         for point in by_point:
             case = grid.case(point)
             distributions += [] if case.contended else _law(point, case)
-    frames = [frame for frame in (theory, pl.DataFrame(rows, infer_schema_length=None)) if frame.height]
+    simulated = pl.DataFrame([*itertools.chain(*rows.values())], infer_schema_length=None)
+    frames = [frame for frame in (theory, simulated) if frame.height]
     more = {"distribution": pl.DataFrame(distributions, schema=DISTRIBUTION), "accepted": pl.DataFrame(accepted, schema=ACCEPTED)}
-    found = [each | {path: str(value) for path, value in grid.values(each["point"]).items()} for each in disagreements]
-    return Finished(table(pl.concat(frames, how="diagonal_relaxed")), more, found)
+    columns = {"formula": theory.columns if theory.height else []}
+    columns |= {view: [*dict.fromkeys(itertools.chain(*found))] for view, found in rows.items()}
+    for each in itertools.chain(*disagreements.values()):
+        each |= {path: str(value) for path, value in grid.values(each["point"]).items()}
+    together = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+    return MergedBlock(_in_order(together) if frames else together, more, columns, disagreements)
+
+
+def _pieces(partial: pl.DataFrame) -> Iterator[tuple[str, int, pl.DataFrame]]:
+    """View, point and pieces of each simulated point. The rows of shards are sorted already, so that pieces are a slice."""
+    simulated = partial.filter(pl.col("view") != "formula")
+    simulated = simulated.sort(pl.col("view") == "events", "point", maintain_order=True)
+    runs = simulated.select(pl.struct("view", "point").rle().alias("runs")).unnest("runs").unnest("value")
+    at = 0
+    for length, view, point in runs.select("len", "view", "point").iter_rows():
+        yield view, point, simulated.slice(at, length)
+        at += length
+
+
+def _sum(part: pl.DataFrame, name: str) -> float:
+    """Exact sum of a column: it does not depend on the order or on how a point was split."""
+    return math.fsum(part[name].to_list())
 
 
 def _whole(part: pl.DataFrame, name: str) -> bool:
@@ -179,8 +219,12 @@ def _law(point: int, case: Case) -> list[dict[str, Any]]:
 
 def table(frame: pl.DataFrame) -> pl.DataFrame:
     """Sort rows by point and view, and put columns in their order."""
+    return arranged(_in_order(frame).lazy()).collect()
+
+
+def _in_order(frame: pl.DataFrame) -> pl.DataFrame:
     view = pl.col("view").replace_strict({"formula": 0, "paths": 1, "events": 2}, return_dtype=pl.Int8)
-    return arranged(frame.sort("point", view).lazy()).collect()
+    return frame.sort("point", view)
 
 
 def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:

@@ -92,6 +92,11 @@ class ShardPlan:
         where = (divmod(piece, stretches) for piece in range(shard.first, shard.last))
         return [(point, part * size, min((part + 1) * size, count)) for point, part in where]
 
+    def points(self, shard: Shard) -> tuple[int, int]:
+        """Points [first, last) of which a shard has pieces."""
+        stretches = math.ceil(self.replications[shard.view] / self.size[shard.view])
+        return shard.first // stretches, (shard.last - 1) // stretches + 1
+
     def estimate(self) -> float:
         """Rough time on one core [s]."""
         return float(sum(self.pieces(view) * self.seconds[view] for view in self.views))

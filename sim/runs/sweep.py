@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +23,8 @@ from model.base.checks import ParameterError
 from model.base.table_records import parse_value
 from model.base.whole_files import TEMPORARY, write_text
 from model.methods import registry
-from sim.runs import dask_cluster, executor, results_table
-from sim.runs.atomic_files import intact, locked, parquet, parquet_bytes, write_whole
+from sim.runs import dask_cluster, executor, shard_merge
+from sim.runs.atomic_files import intact, locked, parquet_bytes
 from sim.runs.executor import Executor, LocalProcesses, RunError, WorkersLostError
 from sim.runs.shard_plan import Shard, ShardPlan
 from sim.scenarios import outcomes_section, scenario_file
@@ -35,9 +34,6 @@ from sim.views import evaluation, formula_view
 
 ASK_BEYOND = 10_000_000
 """Number of grid points above which a run must be confirmed with --yes."""
-NO_CSV_BEYOND = 1_000_000
-"""Number of rows above which only Parquet is written."""
-ROW_GROUP = 100_000
 MAX_SHARDS = 1_000_000
 """Bound on the shards of a run. At one second each they take eleven days; a longer list might not fit into memory."""
 
@@ -251,7 +247,7 @@ def _run(
         if progress is not None:
             progress(len(done), len(todo))
     # In the order of the plan, not in the order of completion.
-    failed, disagreements = _merge(plan, [done[shard] for shard in shards], folder)
+    failed, disagreements = shard_merge.merge(plan, shards, [done[shard] for shard in shards], folder)
     rows = int(pl.scan_parquet(folder / "results.parquet", glob=False).select(pl.len()).collect().item())
     _describe(folder, tables, plan, rows, failed, disagreements)
     return Report(folder, tables, rows, failed, len(missing), resumed, disagreements)
@@ -310,48 +306,6 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: Executor) ->
         plan=plan if here else None,
     )  # fmt: skip
     yield from workers.completed(work, missing)
-
-
-def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Merge the shards into tables and distributions; return failures and disagreements of views."""
-    grid = plan.grid
-    partial = _scanned(paths)
-    failed: list[dict[str, Any]] = []
-    if "error" in partial.collect_schema().names():
-        wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True).collect()
-        failed = [{**row, **{path: str(value) for path, value in grid.values(row["point"]).items()}} for row in wrong.to_dicts()]
-        # A point with one failed piece is a failed point: its other pieces are dropped.
-        partial = partial.drop("error").join(wrong.lazy(), on=["view", "point"], how="anti", maintain_order="left")
-    write_text(folder / "failed.json", strict_json.dumps(failed, indent=2) + "\n")
-    if failed and not partial.select(pl.len()).collect().item():
-        raise RunError(f"every point failed; the first: {failed[0]['error']}")
-    target, sheet = folder / "results.parquet", folder / "results.csv"
-    disagreements: list[dict[str, Any]] = []
-    if plan.views == ("formula",) and grid.points > results_table.FEW_POINTS:
-        # Shards hold final rows in order, so the table is streamed and need not fit into memory.
-        table = results_table.arranged(partial)
-        write_whole(target, lambda path: table.sink_parquet(path, row_group_size=ROW_GROUP, maintain_order=True))
-    else:
-        frame, more, disagreements = results_table.finish(grid, partial.collect())
-        write_whole(target, parquet(frame))
-        for name, rows in more.items():
-            if rows.height:
-                write_whole(folder / f"{name}.parquet", parquet(rows))
-    sheet.unlink(missing_ok=True)
-    table = pl.scan_parquet(target, glob=False)
-    if table.select(pl.len()).collect().item() <= NO_CSV_BEYOND:
-        write_whole(sheet, table.collect().write_csv)
-    write_text(folder / "disagreements.json", strict_json.dumps(disagreements, indent=2) + "\n")
-    return failed, disagreements
-
-
-def _scanned(paths: Sequence[Path]) -> pl.LazyFrame:
-    """Rows of all shards in order, read lazily. Neighbours with the same columns are one scan: thousands of scans need memory."""
-    known: dict[tuple[tuple[str, pl.DataType], ...], int] = {}
-    kinds = [known.setdefault(tuple(pl.scan_parquet(path, glob=False).collect_schema().items()), len(known)) for path in paths]
-    groups = itertools.groupby(range(len(paths)), key=kinds.__getitem__)
-    parts = [pl.scan_parquet([paths[index] for index in group], glob=False) for _, group in groups]
-    return parts[0] if len(parts) == 1 else pl.concat(parts, how="diagonal_relaxed")
 
 
 def _describe(

@@ -67,7 +67,7 @@ def bound(chance: float, count: int, most: float, mean: float, variance: float |
 
 def paths_against_events(point: int, part: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """Disagreement of paths and events at a point, on the decoding with the largest difference, if it exceeds rounding."""
-    if "paths_relative" not in part.columns:
+    if "paths_relative" not in part.columns or (part["paths_relative"].max() or 0.0) <= ROUNDING:  # type: ignore[operator]
         return
     worst = part.filter(pl.col("paths_relative") == pl.col("paths_relative").max())
     for row in worst.head(1).to_dicts():

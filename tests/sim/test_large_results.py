@@ -21,7 +21,7 @@ from figures.common import drawn_points
 from model.base import strict_json
 from sim.commands.sim_app import app
 from sim.reporting import run_document
-from sim.runs import json_rows, run_report, shard_plan, sweep, verdict
+from sim.runs import json_rows, run_report, shard_merge, shard_plan, sweep, verdict
 from sim.runs.atomic_files import parquet, write_hashed
 from sim.runs.shard_plan import ShardPlan
 from sim.scenarios import scenario_file
@@ -79,8 +79,8 @@ def test_shards_with_other_columns_are_merged_in_order(tmp_path: Path) -> None:
     paths = [tmp_path / f"shard[{at}].parquet" for at in range(7)]
     for part, path in zip(parts, paths, strict=True):
         part.write_parquet(path)
-    assert sweep._scanned(paths).collect().equals(pl.concat(parts, how="diagonal_relaxed"))
-    assert sweep._scanned(paths[:2]).collect().equals(pl.concat(parts[:2]))
+    assert shard_merge.scanned(paths).collect().equals(pl.concat(parts, how="diagonal_relaxed"))
+    assert shard_merge.scanned(paths[:2]).collect().equals(pl.concat(parts[:2]))
 
 
 # --- the report ---------------------------------------------------------------------------------------------------------
