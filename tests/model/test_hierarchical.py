@@ -23,7 +23,7 @@ from model.methods.rounds.round_laws import ReplayRounds, Rounds
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
-from model.steps import Commit, Forward, Read
+from model.steps import Commit, Forward, Read, declining
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 
@@ -341,7 +341,7 @@ def test_operations_count_the_tokens_of_all_passes_except_reread_ones(reading: s
         kept = [runs((rng.random(40) < rate).tolist()) for _ in range(2)]
         drafts = {"medium": DraftOutcomes("target", kept[0]), "draft": DraftOutcomes("medium", kept[1])}
         widths: Counter[str] = Counter()
-        steps, world, written, answer = decode(choice, [0], tokens), World(1, 4, drafts=drafts), list[int](), None
+        steps, world, written, answer = declining(decode(choice, [0], tokens)), World(1, 4, drafts=drafts), list[int](), None
         world.written = written
         rounds: Counter[tuple[int, int]] = Counter()
         while len(written) < tokens:

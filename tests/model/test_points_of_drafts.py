@@ -76,7 +76,9 @@ def test_points_of_drafts_together_equal_each_alone(data: st.DataObject, kind: s
         together = theory.predict_points(points)
     for index, one in enumerate(alone):
         for name, value in vars(one).items():
-            np.testing.assert_allclose(getattr(together, name)[index], value[0], rtol=1e-11, atol=1e-13, err_msg=name)
+            # The variance of a certain time is 0 within roundings of the squared time.
+            least = 8 * np.finfo(float).eps * one.latency[0] ** 2 if name == "latency_variance" else 0.0
+            np.testing.assert_allclose(getattr(together, name)[index], value[0], rtol=1e-11, atol=max(1e-13, least), err_msg=name)
 
 
 @given(st.lists(ACCEPTANCES, min_size=1, max_size=4), static_choices(), st.lists(RANKS, min_size=1, max_size=4), tree_choices())

@@ -12,7 +12,7 @@ from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import MAX_DRAFT, DraftedToken, Model, Parameters
-from model.steps import Commit, DraftLimit, Forward, LayerSpan, Read
+from model.steps import Commit, DraftLimit, Forward, LayerSpan, Read, declining
 
 LAYERS = 5
 
@@ -23,7 +23,7 @@ def decoded(
     """Passes and commits of a decoding of len(survivors) tokens."""
     parameters = Parameters(LAYERS, **choice)
     world = World(prompt, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
-    steps = speculative.decode(parameters, range(prompt), len(survivors), () if stop is None else (stop,))
+    steps = declining(speculative.decode(parameters, range(prompt), len(survivors), () if stop is None else (stop,)))
     passes, commits, answer = [], [], None
     written: list[int] = []
     world.written = written
@@ -101,7 +101,8 @@ def test_reads_of_a_verification(sampled: bool) -> None:
     """Greedy: the target's token; sampled: both probabilities; each at the drafted token's position."""
     drafted = [DraftedToken(7, "first"), DraftedToken(8, "second")]
     answers = [0.5, 1.0, 0.25, 0.25, 0.5, 0.9, 3] if sampled else [7, 3]
-    asked, found = driven(speculative.verify(Model("target", LAYERS, 0, 4), [5, 6], drafted, sampled), "out", *answers)
+    verify = declining(speculative.verify(Model("target", LAYERS, 0, 4), [5, 6], drafted, sampled))
+    asked, found = driven(verify, "out", *answers)
     assert found == (1, 3)
     assert asked[0] == Forward("target", (6, 7, 8), 1, LayerSpan(0, LAYERS), None, heads=3, unit=0)
     if sampled:

@@ -60,7 +60,8 @@ READERS = {
 """Functions that read files from other sources, with the test that corrupts such files."""
 TRUSTED_READERS = {
     # tables written by the same run
-    "atomic_files._digest", "sweep.table", "sweep._describe", "shard_merge.merge", "sweep._run", "shard_merge.scanned",
+    "atomic_files._digest", "sweep.table", "sweep._describe", "shard_merge._write_table", "shard_merge.__init__", "sweep._run",
+    "shard_merge.scanned",
     # files just written, for their checksum
     "profile_from_timings.profile_of", "transfers._written", "json_and_parquet.save", "measured_runs.save",
     # not files of the user
