@@ -4,9 +4,10 @@ At equal times passes finish first, then their decisions take effect (verify, st
 assignments of free units are postponed until no other event is due at that time. A process that continues keeps its unit before
 all waiting processes.
 
-Two things save events, and the run is the same to the last bit. A pass that nothing else can begin or end before is made at once
-(`_Engine.pass_alone`): the clock goes on to its end without an event. Passes that end at the same time share an event where no
-other event was scheduled between theirs (`SimulatedClock.call_together`).
+Three things save events or steps, and the run is the same to the last bit. A pass that nothing else can begin or end before is made
+at once (`_Engine.pass_alone`): the clock goes on to its end without an event. So is a chain of such passes, with its reads
+(`_Engine.chain_alone`). Passes that end at the same time share an event where no other event was scheduled between theirs
+(`SimulatedClock.call_together`).
 """
 
 from __future__ import annotations
@@ -323,7 +324,7 @@ class _Engine:
             return None
         first, tokens = step.first, drafted.tokens
         rest = len(tokens) + drafted.unsure - 1  # passes after the first, each over the token that the one before predicted
-        if self.by_position or first.context_budget is not None:
+        if self.by_position or first.context_budget is not None or first.layers.gaps:
             cache.write(first)
             self.pass_alone(first)
             for word in _later_passes(first, tokens[:rest]):

@@ -24,6 +24,7 @@ from model.costs.many_costs import UnitCosts, VariedCosts, joined
 from model.costs.step_costs import ALL_LAYERS, PassShape
 from model.methods import registry
 from model.methods.prediction import ChoiceGroup, GroupedChoices, PredictionPoints
+from model.methods.speculative import alike_rounds
 from model.outcomes.outcome_laws import Iid
 from model.steps import LayerSpan
 from sim.scenarios import cases
@@ -95,6 +96,22 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         ],
         "outcomes": ACCEPTANCE, "cost": DRAFTING,
     },
+    "a batch kept full": {
+        "method": [{"name": "speculative", "layers": 6, "draft_length": 4, "sequences": 2}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTING,
+    },
+    "pearl that waits for a unit": {
+        "method": [{"name": "pearl", "layers": 6, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING,
+        "cluster": {"units": 1},
+    },
+    "dsi that waits for units": {
+        "method": [{"name": "dsi", "layers": 6, "lookahead": 1, "verifiers": 4}], "outcomes": ACCEPTANCE, "cost": DRAFTING,
+        "cluster": {"units": 3},
+    },
+    "ppd that waits for units unless links are slow": {
+        "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 2}],
+        "outcomes": {"kind": "iid", "match_rate": 0.5}, "cluster": {"units": 2},
+    },
     "published costs": {
         "method": [{"name": "speculative", "layers": 4, "draft_length": 2}], "outcomes": ACCEPTANCE,
         "cost": {"kind": "published", "task": "cnndm"},
@@ -113,9 +130,10 @@ BAD: tuple[Any, ...] = (-0.5, 1e-14, 1.5, 1e10, math.nan, math.inf, "x", True, 1
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Resolve every part alone."""
+    """Resolve every part alone, and leave speculative decoding to the rounds of any law."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(point_blocks, "_number_axes", lambda grid: ({}, {}))
+        patch.setattr(alike_rounds, "covers", lambda points: False)
         yield
 
 
@@ -147,6 +165,19 @@ def frame_of(tables: dict[str, Any]) -> pl.DataFrame:
     return formula_view.frame(grid, 0, grid.points)
 
 
+def assert_same(found: pl.DataFrame, expected: pl.DataFrame) -> None:
+    """Equal columns and values; estimates up to rounding, and variances within roundings of the squared time."""
+    assert found.schema == expected.schema
+    deviation = [name for name in found.columns if name.startswith("latency_sd")]
+    assert_frame_equal(found.drop(deviation), expected.drop(deviation), rel_tol=1e-12, abs_tol=1e-14)
+    for name in deviation:
+        one, other = (frame[name].cast(pl.Float64).to_numpy() for frame in (found, expected))
+        time = expected[name.replace("latency_sd", "latency")].cast(pl.Float64).to_numpy()
+        assert (np.isnan(one) == np.isnan(other)).all()
+        known = ~np.isnan(other)
+        assert (np.abs(one**2 - other**2)[known] <= 8 * np.finfo(float).eps * time[known] ** 2).all()
+
+
 @given(grids(), st.sampled_from([0, 4]))
 @settings(max_examples=examples(150, 2000), deadline=None)
 def test_rows_and_errors_are_those_of_single_points(tables: dict[str, Any], few: int) -> None:
@@ -160,8 +191,36 @@ def test_rows_and_errors_are_those_of_single_points(tables: dict[str, Any], few:
         together = frame_of(tables)
     with one_by_one():
         alone = frame_of(tables)
-    assert together.schema == alone.schema
-    assert_frame_equal(together, alone, rel_tol=1e-12, abs_tol=1e-14)
+    assert_same(together, alone)
+
+
+FIXED = [0.5, 0.125, 1.5, 0.0, 1.0, 0.25, -0.5, 0.75, 1e-14, 0.375]
+"""Values of an axis, some of them invalid: as a rate, as a time, or as the ratio of a medium model."""
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a part of the points, which uses a part of each group, and of two costs at once."""
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS[name]}
+    sweeps: list[dict[str, Any]] = [{path: FIXED} for path in (*[f"cost.{cost}" for cost in COSTS], *RATES)]
+    sweeps += [{"cost.link": [0.0, 3.0, 0.5, 4.0, 1.0, 2.5]}, {"cost.cost_ratio": FIXED, "cost.link": [0.0, 0.25, 2.0]}]
+    sweeps += [{"cost.dispatch": FIXED, "cost.cost_ratio": [0.1, 0.5, 0.9]}]
+    monkeypatch.setattr(point_blocks, "FEW", 0)
+    compared = 0
+    for sweep in sweeps:
+        swept = tables | {"sweep": tables.get("sweep", {}) | sweep}
+        try:
+            grid = Grid(swept, check=False)
+        except ParameterError:  # a path that no method has
+            continue
+        bounds = [(0, grid.points), (3, grid.points - 2)]
+        together = [formula_view.frame(grid, *each) for each in bounds]
+        with one_by_one():
+            alone = [formula_view.frame(Grid(swept, check=False), *each) for each in bounds]
+        for one, other in zip(together, alone, strict=True):
+            assert_same(one, other)
+        compared += 1
+    assert compared > 2
 
 
 def test_scenarios_are_valid_and_some_are_made_as_arrays() -> None:
