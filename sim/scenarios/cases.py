@@ -566,7 +566,8 @@ def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozense
         wanted = {name for kind, own in shared for name in kind.outcomes_for(own)}
         for name in table:
             if name in outcomes_section.LAWS and name not in wanted:
-                raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
+                taken = f", which takes {', '.join(sorted(wanted))}" if wanted else ""
+                raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario{taken}; leave it out")
     asking = [table for kind, table in zip(kinds, chosen, strict=True) if kind.outcomes_for(table)]
     if table is not None and not asking:
         raise ParameterError("[outcomes] is used by no method of this scenario; leave it out")

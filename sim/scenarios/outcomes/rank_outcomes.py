@@ -152,7 +152,8 @@ def _record_of(file: str, _: str) -> list[Any]:
     if isinstance(content, dict) and content.get("part") == position_log.PART:
         return _of_log(file)
     if not isinstance(content, dict) or "ranks" not in content:
-        raise checks.ParameterError(f"key ranks is missing in {file!r}; a record of ranks has the ranks of each sequence")
+        form = "a record of ranks has the ranks of each sequence"
+        raise checks.ParameterError(f"key ranks is missing in {file!r}: {form}; name one, or a log of calibrate log --draft")
     form = "a list of sequences, each a list of the ranks by depth at each output position, of at least one depth"
     sequences = content["ranks"]
     if not isinstance(sequences, list) or not sequences:
