@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from calibrate.loading.load_models import LoadedModel
     from calibrate.measured_runs.measure_runs import PlannedDecoding
     from calibrate.measured_runs.run_plan import WrittenPlan
+    from calibrate.workers.model_processes import ModelProcesses
     from calibrate.workers.worker_pool import Pool
     from model.logs.measured_runs import MeasuredRuns
 
@@ -44,7 +45,7 @@ def run(
         ),
     ] = None,
     unit_kind: Annotated[
-        str | None, typer.Option(help="Run units concurrently: as processes, or streams of one GPU. Default: in turn.")
+        str | None, typer.Option(help="Run units (or models) concurrently: as processes, or streams of one GPU. Default: in turn.")
     ] = None,
     prompts: Annotated[str | None, typer.Option(help="A file of prompts. Default: the family's held-out code.")] = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of prompts. Default: 3; 1 with --forced.")] = None,
@@ -72,6 +73,8 @@ def run(
     calibrate run speculative --model family --sweep draft_length=1,2,4 --threads 1 -o runs/speculative.json
 
     calibrate run --plan cpu-family.toml --threads 1 -o runs/cpu.json
+
+    calibrate run pearl --model family --sweep draft_length=2,4 --unit-kind processes -o runs/pearl.json
 
     calibrate run ppd --model llama-68m --set exit_layer=1 --set candidates=1 --forced match_rate=0.3,0.7 -o runs/forced.json
 
@@ -152,6 +155,7 @@ def measure_plan(
     if gpus and most["processes"] == 1:
         remedy = "leave them out, or set unit_kind = processes"
         raise ParameterError(f"gpus are for methods that run over processes, and none does; {remedy}")
+    copies = _copies(written, planned, device)
     devices = at_gpus.unit_devices(device, most["processes"], gpus)
     if most["processes"] > 1 and device != "cpu":
         at_gpus.check(devices)
@@ -164,7 +168,9 @@ def measure_plan(
         also = (0, 1) if written.profile is None else (written.profile.room, max(written.profile.batches))
         models = measure_runs.by_graphs(planned, models, settings.tokens, *also)
         measure_runs.check(plan, models)
-    pool = None if most["processes"] == 1 else _pool(written, models, devices)
+    pool: Callable[[], AbstractContextManager[Pool | ModelProcesses]] | None = None
+    if most["processes"] > 1:
+        pool = _pool(written, models, devices) if copies is None else _model_processes(written, models, copies)
     lanes = None
     if most["streams"] > 1:
         from calibrate.untested_on_gpu.over_streams import Lanes
@@ -177,7 +183,7 @@ def measure_plan(
         names = _timed_names(written, models)
         session = MeasurementSession(
             models, names, written.profile, out.parent, device=device, dtype=settings.dtype, seed=settings.seed,
-            processes=pool is not None, lanes=lanes,
+            processes=pool is not None and copies is None, lanes=lanes,
         )  # fmt: skip
     found = measure_runs.measure(out, plan, models, resume=resume, report=report, session=session, pool=pool, lanes=lanes)
     if session is not None and warn is not None:
@@ -205,6 +211,46 @@ def _pool(
     replica = Replica(name, devices[0], settings.dtype, random, heads=heads)
     others = [] if devices[0] == "cpu" else devices
     return lambda: started(replica, len(devices), settings.prompt_tokens + settings.tokens + 8, devices=others)
+
+
+def _copies(written: WrittenPlan, planned: Sequence[PlannedDecoding], device: str) -> dict[str, int] | None:
+    """Number of processes of each model, by role, in a plan whose processes have a model each; None in other plans."""
+    from calibrate.decode import real_decoding
+    from calibrate.workers import model_processes, worker_pool
+    from model.base.checks import ParameterError
+
+    over = [each for each in planned if each.unit_kind == "processes" and each.units > 1]
+    roles = [real_decoding.roles(each.method, each.settings) for each in over]
+    several = [len(each) > 1 for each in roles]
+    if not any(several):
+        if over and device == "cpu":
+            units = max(each.units for each in over)
+            worker_pool.check_processes(units, f"one for each of {units} units")
+        return None
+    if not all(several):
+        one, more = over[several.index(False)].method, over[several.index(True)].method
+        what = f"got {one}, whose processes have replicas of one model, and {more}, whose processes have a model each"
+        raise ParameterError(f"methods over processes must be of one kind in a plan, {what}; make two plans")
+    if device != "cpu":
+        what = f"device must be cpu for {over[0].method} over processes, which have a model each, got {device!r}"
+        raise ParameterError(f"{what}; leave unit_kind out, so that one process makes all passes")
+    copies = max(each.units - len(names) + 1 for each, names in zip(over, roles, strict=True))
+    counts = {role: copies if role == "target" else 1 for role in dict.fromkeys(name for names in roles for name in names)}
+    model_processes.check_counts(counts)
+    return counts
+
+
+def _model_processes(
+    written: WrittenPlan, models: Mapping[str, Decoder], copies: Mapping[str, int]
+) -> Callable[[], AbstractContextManager[ModelProcesses]]:
+    """Return a function that starts a process for each model."""
+    from calibrate.loading.replicas import Replica
+    from calibrate.workers.model_processes import started
+
+    settings, names = written.run, _named(written)
+    random = None if models["target"].checksum else settings.seed
+    replicas = {role: Replica(names[role], "cpu", settings.dtype, random) for role in copies}
+    return lambda: started(replicas, copies=copies)
 
 
 def _models(written: WrittenPlan, device: str) -> tuple[dict[str, Decoder], dict[str, LoadedModel]]:
@@ -256,7 +302,8 @@ def _wanted(written: WrittenPlan, models: Mapping[str, Decoder], opened: Mapping
         units, unit_kind = 1, each.unit_kind or files.UNIT_KINDS[0]
         if each.unit_kind is not None:
             table = real_decoding.scheduled(each.method, each.settings, max(lengths), settings.tokens)
-            units = real_decoding.parameters_of(each.method, {"target": models["target"]}, table).units
+            used = {role: models[role] for role in real_decoding.roles(each.method, table)}
+            units = measure_runs.processes_of(real_decoding.parameters_of(each.method, used, table), used)
             if units == 1:
                 held = f"and {each.method} uses one with these parameters"
                 raise ParameterError(f"unit_kind is for methods that use several units, {held}; leave it out")

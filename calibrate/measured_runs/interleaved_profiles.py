@@ -19,6 +19,7 @@ from calibrate.timing import process_times, profile_from_timings, read_times
 from calibrate.timing.single_pass import Effort, Point, measure
 from calibrate.timing.timing_grid import TimingGrid, release, time_grid
 from calibrate.untested_on_gpu.cuda_graphs import WIDEST, Graphs
+from calibrate.workers.model_processes import ModelProcesses
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware.profile_files import load
@@ -178,18 +179,18 @@ class MeasurementSession:
             for number in range(process_times.DECODINGS):
                 yield RoundPart("target", turn * process_times.DECODINGS + number, PROCESSES)
 
-    def between(self, share: float, pool: Pool | None = None) -> None:
+    def between(self, share: float, pool: Pool | ModelProcesses | None = None) -> None:
         """Time all pieces that belong before this share of a repeat, over the processes of the runs if there are any."""
         while self.pieces_done < min(round(share * len(self.pieces)), len(self.pieces)):
             self._time(self.pieces[self.pieces_done], pool)
             self.pieces_done += 1
 
-    def _time(self, piece: RoundPart, pool: Pool | None) -> None:
+    def _time(self, piece: RoundPart, pool: Pool | ModelProcesses | None) -> None:
         timed = self.timed_models[piece.role]
         if piece.what == PROCESSES:
             if self.lanes is not None:
                 self.decoding_times.append(process_times.over_streams(self.lanes, piece.round))
-            elif pool is not None:
+            elif pool is not None and not isinstance(pool, ModelProcesses):
                 self.decoding_times.append(process_times.over_processes(pool, piece.round))
         elif isinstance(piece.what, str):
             profile_from_timings.time_besides_passes(timed, piece.round, (piece.what,))

@@ -11,11 +11,11 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices import machine
 from calibrate.interpreters.in_one_process import RandomDraws, RunTimes
 from calibrate.untested_on_gpu import cuda_graphs
+from calibrate.workers.model_processes import ModelProcesses
 from model.architectures import transformer
 from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from calibrate.workers.worker_pool import Pool
 
 Report = Callable[[int, int, str], None]
+Starting: TypeAlias = "Callable[[], AbstractContextManager[Pool | ModelProcesses]]"
+"""Starts the processes of runs over processes, which end with the block."""
 
 
 class Interleaved(Protocol):
@@ -48,7 +51,7 @@ class Interleaved(Protocol):
     def begin(self, turn: int) -> None:
         """Begin a repeat of all runs; their processes have not been started yet."""
 
-    def between(self, share: float, pool: Pool | None = None) -> None:
+    def between(self, share: float, pool: Pool | ModelProcesses | None = None) -> None:
         """Measure up to this share of the repeat; `pool` has the processes of the runs, if any."""
 
     def end(self) -> None:
@@ -137,12 +140,26 @@ def check(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> None:
             raise ParameterError(
                 f"mode must be {measured_runs.MODES[0]} for runs over {each.unit_kind}, got {cuda_graphs.mode_of(models['target'])}"
             )
-        if each.units > 1 and len(used) > 1:
+        if each.units > 1 and len(used) > 1 and each.unit_kind != measured_runs.UNIT_KINDS[0]:
             has = f"{each.method} has {', '.join(used)}"
             raise ParameterError(f"{each.unit_kind} are for methods with one model, and {has}; leave them out")
-        if each.units > 1 and each.units != parameters.units:
-            what = f"units must be {parameters.units}, which {each.method} reserves with these parameters"
+        if each.units > 1 and parameters.reads_states:
+            what = f"{each.unit_kind} are not for draft heads, which read the target's states in its process"
+            raise ParameterError(f"{what}, and {each.method} has them; leave unit_kind out")
+        wanted = processes_of(parameters, used)
+        if each.units > 1 and each.units != wanted:
+            what = f"units must be {wanted}, which {each.method} reserves with these parameters"
             raise ParameterError(f"{what}, got {each.units} {each.unit_kind}")
+
+
+def processes_of(parameters: MethodParameters, models: Iterable[str]) -> int:
+    """Number of units of runs over processes, from the roles of a method's models.
+
+    With one model they are those that the method reserves. With several each model has a process, and each further replica of the
+    target one more (`calibrate.workers.model_processes`).
+    """
+    roles = len([*models])
+    return parameters.units if roles == 1 else roles - 1 + parameters.target_replicas
 
 
 def _of(each: PlannedDecoding, models: Mapping[str, Decoder], tokens: int) -> dict[str, Decoder]:
@@ -156,7 +173,7 @@ def _parameters(each: PlannedDecoding, used: Mapping[str, Decoder], tokens: int)
 
 
 def decode(
-    each: PlannedDecoding, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None,
+    each: PlannedDecoding, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | ModelProcesses | None = None,
     lanes: Lanes | None = None, **more: Any,
 ) -> Decoding:
     """Run a decoding; `more` are further arguments of `calibrate.decode.real_decoding.decode`."""
@@ -164,7 +181,9 @@ def decode(
     if each.units > 1 and each.unit_kind == "streams":
         more = more | {"lanes": lanes}
     elif each.units > 1 and pool is not None:
-        used, more = {"target": pool.decoder}, more | {"pool": pool}
+        more = more | {"pool": pool}
+        if not isinstance(pool, ModelProcesses):
+            used = {"target": pool.decoder}
     if each.rates is not None:
         prompt = tuple(range(len(prompt)))
         parameters = _parameters(each, used, tokens)
@@ -175,7 +194,7 @@ def decode(
 
 
 def timed(
-    each: PlannedDecoding, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None,
+    each: PlannedDecoding, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | ModelProcesses | None = None,
     lanes: Lanes | None = None,
 ) -> dict[str, Any]:
     """Time one decoding and return its part of a row."""
@@ -210,7 +229,7 @@ def _load() -> float | None:
 
 def measure(
     out: Path, plan: MeasurementPlan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
-    session: Interleaved | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
+    session: Interleaved | None = None, pool: Starting | None = None, lanes: Lanes | None = None,
 ) -> MeasuredRuns:
     """Time a plan and write the runs to `out`, NAME.json.
 
@@ -255,7 +274,7 @@ def _quick_collections() -> Iterator[None]:
 
 def _repeat(
     plan: MeasurementPlan, models: Mapping[str, Decoder], kept: _PartialRuns, report: Report | None, session: Interleaved | None,
-    pool: Callable[[], AbstractContextManager[Pool]] | None, lanes: Lanes | None,
+    pool: Starting | None, lanes: Lanes | None,
 ) -> None:
     """Run all repeats that are not saved yet."""
     total = len(plan.decodings) * (plan.repeats + 1)
@@ -282,7 +301,7 @@ def _repeat(
 
 
 def _timed_alone(
-    plan: MeasurementPlan, number: int, models: Mapping[str, Decoder], pool: Pool | None, lanes: Lanes | None
+    plan: MeasurementPlan, number: int, models: Mapping[str, Decoder], pool: Pool | ModelProcesses | None, lanes: Lanes | None
 ) -> dict[str, Any]:
     """Time a decoding; repeat it if a CUDA graph was captured meanwhile.
 

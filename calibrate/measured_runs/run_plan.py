@@ -22,6 +22,11 @@
     sweep = { candidates = [1, 3] }
     forced = { match_rate = [0.3, 0.7] }    # outcomes are drawn with these rates, weights are ignored; {} for no random outcome
     unit_kind = "processes"     # sub-processes are system processes, each with a replica of the model; or streams of one GPU
+
+    [[method]]
+    name = "pearl"
+    draft_length = 3
+    unit_kind = "processes"     # a method with several models: a process for each model
 """
 
 from __future__ import annotations
@@ -72,7 +77,7 @@ class MethodSetting:
     settings: Mapping[str, Any]
     rates: Mapping[str, float] | None = None
     unit_kind: str | None = None
-    """Kind of its sub-processes: system processes, or streams of one GPU. None: they run one after another."""
+    """Kind of its units: system processes (of sub-processes, or of models), or streams of one GPU. None: all passes run in turn."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.interpreters.in_one_process import PassOutput, ProcessState, RandomDraws, Real, RunTimes, Sampling
 from calibrate.loading.replicas import Replica
-from calibrate.workers.worker_pool import PATIENCE, STARTING, ProcessError, context_of_workers
+from calibrate.workers.worker_pool import PATIENCE, STARTING, ProcessError, check_processes, context_of_workers
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Task
@@ -259,7 +259,7 @@ def started(
         if replica.device != "cpu":
             wanted = f"device of the {role} model must be 'cpu' over processes with a model each"
             raise ParameterError(f"{wanted}, got {replica.device!r}")
-    _check_count(replicas, copies or {})
+    check_counts({role: (copies or {}).get(role, 1) for role in replicas})
     models = ModelProcesses(replicas, pin=pin, patience=patience, copies=copies)
     try:
         yield models
@@ -267,21 +267,9 @@ def started(
         models.close()
 
 
-PER_CORE = 4
-"""Most processes for each core: each has a copy of its model, and those that share a core take turns."""
-
-
-def _check_count(replicas: Mapping[str, Replica], copies: Mapping[str, int]) -> None:
-    """Raise ParameterError for more processes than the cores of this machine can run."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    counts = {role: copies.get(role, 1) for role in replicas}
-    total, most = sum(counts.values()), PER_CORE * cores
-    if total > most:
-        of = " and ".join(f"{count} of the {role} model" for role, count in counts.items())
-        raise ParameterError(
-            f"processes must be at most {most}, {PER_CORE} for each of {cores} cores, got {total}: {of}; use fewer replicas, or"
-            " decode in one process"
-        )
+def check_counts(counts: Mapping[str, int]) -> None:
+    """Raise `ParameterError` for more processes of the models, by role, than the cores of this machine can run."""
+    check_processes(sum(counts.values()), " and ".join(f"{count} of the {role} model" for role, count in counts.items()))
 
 
 class OverModels(Real):
@@ -314,11 +302,12 @@ class OverModels(Real):
 
     @property
     def spans(self) -> list[Span]:
-        """Recorded passes, in the order of their ends."""
+        """Recorded passes, in the order of their ends; units are the processes that made passes, from 0."""
         found = []
+        used = sorted({output.model.unit for output in self.outputs})
         for output in self.outputs:
             assert output.span is not None
-            step, unit = output.step, output.model.unit
+            step, unit = output.step, used.index(output.model.unit)
             (begun, ended), more = output.span, (step.layers.first, step.layers.last, "kept", step.role, len(step.tokens))
             found.append(Span(unit, begun, ended, "forward", unit, step.end - 1, *more))
         return sorted(found, key=lambda span: span.end)
@@ -328,6 +317,8 @@ class OverModels(Real):
         models = self.models
         models.renew()
         self.run_start = time.perf_counter()
+        if self.times is not None:
+            self.times.start = self.run_start  # without the renewal of the processes
         try:
             work = super().run(steps, tokens)
             self.seconds = time.perf_counter() - self.run_start

@@ -62,6 +62,10 @@ LIBRARIES = (
 THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
+PER_CORE = 4
+"""Most processes for each core: those that share a core take turns."""
+
+
 class ProcessError(ParameterError):
     """A process of a parallel run failed, hung or was killed: the run is over. The message is complete."""
 
@@ -100,7 +104,9 @@ def started(
     checks.number("spin", spin, 0)
     checks.number("patience", patience, 0.001)
     named = gpu_ordering.unit_devices(replica.device, units, devices)
-    if replica.device != "cpu":
+    if replica.device == "cpu":
+        check_processes(units, f"one for each of {units} units")
+    else:
         gpu_ordering.check(named)
     with _one_thread():
         cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_setaffinity") else []
@@ -114,6 +120,15 @@ def started(
             if cores:
                 os.sched_setaffinity(0, cores)
             pool.close()
+
+
+def check_processes(processes: int, of: str) -> None:
+    """Raise `ParameterError` for more processes than the cores of this machine can run; `of` says what makes them so many."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = PER_CORE * cores
+    if processes > most:
+        bound = f"processes must be at most {most}, {PER_CORE} for each of {cores} cores, got {processes}: {of}"
+        raise ParameterError(f"{bound}; use fewer, or decode in one process")
 
 
 @contextlib.contextmanager

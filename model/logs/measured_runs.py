@@ -53,7 +53,8 @@ UNITS: Mapping[str, str] = MappingProxyType(
     }
 )  # fmt: skip
 UNIT_KINDS = ("processes", "streams")
-"""Kinds of units: processes with replicas of the model, or streams of the GPU that holds the model."""
+"""Kinds of units: processes, with replicas of the model, or for several models with a model each; or streams of the GPU that holds
+the model."""
 MODES = ("eager", "cuda-graph")
 """Execution of passes: kernels launched one by one (the default), or as one CUDA graph."""
 _KEYS = ("about", "columns", "rows", "reads_sha256")
@@ -185,6 +186,12 @@ class TimedDecoding:
     def units(self) -> int:
         """Units that made its passes."""
         return int(self.rows["units"][0])
+
+    @property
+    def separate_models(self) -> bool:
+        """True if each model has a process (or several, with a replica each); else the units have replicas of one model."""
+        roles = {kind.role for kind in self.decoding.account.passes_by_kind}
+        return self.units > 1 and self.unit_kind == UNIT_KINDS[0] and len(roles) > 1
 
     @cached_property
     def used_repeats(self) -> NDArray[np.bool_]:

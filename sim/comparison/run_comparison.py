@@ -137,8 +137,8 @@ def _by_profiles(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_m
         if timed.units == 1:
             predicted = predict(timed.decoding, alone)
         else:
-            predicted = predict(timed.decoding, over_processes(of, timed), timed.units, record=True)
-            free = predict(timed.decoding, over_processes(of, timed, contention=False), timed.units)
+            predicted = predict(timed.decoding, over_units(of, timed), timed.units, record=True)
+            free = predict(timed.decoding, over_units(of, timed, contention=False), timed.units)
             row["contention_s"] = predicted.total - free.total
         lacking = ", ".join(missing(of, timed))
         row |= {"mismatch": "; ".join(wrong), "missing": lacking, "step_law": ""}
@@ -216,11 +216,33 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
     """
     roles = dict.fromkeys(kind.role for kind in timed.decoding.account.passes_by_kind)
     found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
+    if timed.separate_models:
+        return [*found, *SEPARATE_MODELS[_beside(of["target"]) is not None :]]
     if timed.units > 1:
         profile = of["target"].profile
         wanted = OVER_PROCESSES if timed.unit_kind == "processes" else OVER_STREAMS
         found += [part for part in wanted if part not in profile.parts]
     return found
+
+
+SEPARATE_MODELS = ("slowdown of concurrent processes", "messages between processes")
+"""Parts of the time of runs with a process for each model; the first is in profiles that were also timed next to busy processes."""
+
+
+def over_units(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> ReplayedSeconds:
+    """Costs of a run over several units; with `contention`, passes that run concurrently slow each other down."""
+    if not timed.separate_models:
+        return over_processes(of, timed, contention=contention)
+    beside = _beside(of["target"]) if contention else None
+    return ReplayedSeconds(of, slowdowns=(1.0,) if beside is None else (1.0, beside), single_process=False)
+
+
+def _beside(target: ProfileCosts) -> float | None:
+    """Slowdown factor of the target's layers next to one busy process of the same host [-]; None if the profile lacks it."""
+    if 1 not in target.profile.table["busy"]:
+        return None
+    alone, beside = (float(target.layer(1, 2 * PROCESS_PROMPT, busy=busy).seconds) for busy in (0, 1))
+    return max(beside / alone, 1.0)
 
 
 def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> ReplayedSeconds:
@@ -251,7 +273,7 @@ def measured_and_simulated_spans(
         there = ", ".join(map(str, over[:10])) if over else "none of these runs is"
         raise ParameterError(f"decoding must be one over several processes ({there}), got {checks.shown(number)}")
     of = {role: ProfileCosts(each) for role, each in profiles.items()}
-    played = predict(timed.decoding, over_processes(of, timed), timed.units, record=True).run.intervals
+    played = predict(timed.decoding, over_units(of, timed), timed.units, record=True).run.intervals
     measured = [span._asdict() for span in timed.spans(timed.median_repeat)]
     frames = [pl.DataFrame(rows, infer_schema_length=None) for rows in (measured, [each._asdict() for each in played])]
     return frames[0], frames[1]
@@ -315,6 +337,14 @@ def _row(runs: MeasuredRuns, number: int, timed: TimedDecoding, predicted: Predi
 def _parts(timed: TimedDecoding, predicted: Predicted) -> dict[str, float]:
     """Parts of the total time, predicted and measured (`model.logs.prediction_error.PARTS`)."""
     found = {f"{whose}_{name}_s": 0.0 for whose in ("predicted", "measured") for name in PARTS}
+    if timed.separate_models:  # one process of the target, the mean of its replicas: it makes passes, or waits
+        roles = {kind.role for kind in timed.decoding.account.passes_by_kind}
+        replicas = timed.units - len(roles) + 1
+        ours = (predicted.passes("target") + predicted.parts.get("target head", 0.0)) / replicas
+        theirs = timed.column_median("pass_s", ROLES.index("target")) / replicas
+        for whose, made, total in (("predicted", ours, predicted.total), ("measured", theirs, timed.median(prompt=True))):
+            found |= {f"{whose}_target_s": made, f"{whose}_waiting_s": total - made}
+        return found
     if timed.units > 1:
         for whose, spent in (("predicted", spent_by_main(predicted)), ("measured", timed.main_process_seconds())):
             for what, seconds in spent.items():

@@ -457,6 +457,7 @@ def test_the_command_line_times_a_method(tmp_path: Path) -> None:
     (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--unit-kind", "streams"],
      "device must be cuda for a run over streams, got 'cpu'"),
     (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--unit-kind", "threads"], "unknown unit_kind 'threads'"),
+    (["pearl", "--set", "draft_length=2", "--unit-kind", "streams"], "are for methods with one model, and pearl has target"),
     (["autoregressive", "--unit-kind", "processes"],
      "unit_kind is for methods that use several units, and autoregressive uses one"),
     (["--plan", "missing.toml", "--unit-kind", "streams"], "--unit-kind is used only with METHOD"),

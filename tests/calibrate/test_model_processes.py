@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from calibrate.interpreters.in_one_process import RandomDraws, Real, Sampling
+from calibrate.commands.calibrate_app import app
+from calibrate.interpreters.in_one_process import RandomDraws, Real, RunTimes, Sampling
 from calibrate.loading.replicas import Replica
 from calibrate.workers.model_processes import DistantModel, ModelProcesses, OverModels, ProcessError, started
 from model.base.checks import ParameterError
+from model.logs import measured_runs
 from model.logs.recorded_decoding import AnsweredRead
 from model.methods.amusd import algorithm as amusd
 from model.methods.beam import algorithm as beam
@@ -116,8 +121,8 @@ def test_replicas_of_the_target_verify_as_one_process_does(
         assert found.rounds == want.rounds
         if not sampled:
             assert found.tokens == [*real_models.reference_tokens(decoders["target"].full, prompt, tokens)]
-        assert {span.unit for span in apart.spans if span.role == "draft"} <= {2}
         used = {span.unit for span in apart.spans if span.role == "target"}
+        assert {span.unit for span in apart.spans if span.role == "draft"} <= {len(used)}  # without idle replicas
         assert used == ({0, 1} if verifiers == 2 and tokens > 9 else {0}) or tokens == 9
         assert (apart.reread > 0) == (verifiers == 2 and tokens > 1)
 
@@ -155,6 +160,35 @@ def test_more_units_than_replicas_are_refused(three: ModelProcesses, models: Mod
         held.broken = False
 
 
+def test_commits_are_timed_from_the_first_request(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are renewed before; a late renewal is no part of the time of a run, nor of its commits."""
+    renew = ModelProcesses.renew
+    monkeypatch.setattr(ModelProcesses, "renew", lambda self: (renew(self), time.sleep(0.05)))
+    times = RunTimes()
+    times.start = time.perf_counter()
+    apart = OverModels(models, times=times)
+    apart.run(pearl.decode(pearl.Parameters(LAYERS, 3, **SMALL), PROMPT, 12), 12)
+    assert times.start == apart.run_start
+    assert 0 < times.commits[0] <= times.commits[-1] <= apart.seconds + 1e-3
+    assert set(times.passes) >= {"target", "draft"}
+
+
+def test_methods_with_two_models_are_timed_over_processes(tmp_path: Path) -> None:
+    """Each model in a process: the output is that of one process, and every pass has a span on the unit of its model."""
+    runs = {}
+    for kind in ((), ("--unit-kind", "processes")):
+        out = tmp_path / f"runs{len(kind)}.json"
+        given_ = ["pearl", "--model", "family", "--set", "draft_length=2", *kind, "--limit", 1, "--tokens", 4, "--repeats", 2]
+        result = CliRunner().invoke(app, ["run", *map(str, given_), "--threads", "1", "--device", "cpu", "-o", str(out), "-q"])
+        assert result.exit_code == 0, result.output
+        runs[bool(kind)] = measured_runs.load(out).timed[0]
+    assert runs[True].decoding.tokens == runs[False].decoding.tokens
+    assert runs[True].decoding.account == runs[False].decoding.account
+    assert (runs[True].units, runs[True].separate_models, runs[False].separate_models) == (2, True, False)
+    assert {(span.unit, span.role) for span in runs[True].spans(0)} == {(0, "target"), (1, "draft")}
+    assert len(runs[True].spans(0)) == runs[True].decoding.account.passes
+
+
 def test_copies_are_checked() -> None:
     with pytest.raises(ParameterError, match="copies of the target model must be between 1"), started({}, copies={"target": 0}):
         pass
@@ -165,8 +199,8 @@ def test_more_processes_than_cores_can_run_are_refused_before_any_starts(monkeyp
     monkeypatch.setattr(ModelProcesses, "__init__", lambda *_, **__: pytest.fail("a process was started"))
     replicas = {"target": Replica("family:target"), "draft": Replica("family:draft")}
     words = (
-        r"processes must be at most 8, 4 for each of 2 cores, got 9: 8 of the target model and 1 of the draft model; use fewer"
-        " replicas, or decode in one process"
+        r"processes must be at most 8, 4 for each of 2 cores, got 9: 8 of the target model and 1 of the draft model; use fewer,"
+        " or decode in one process"
     )
     with pytest.raises(ParameterError, match=words), started(replicas, copies={"target": 8}):
         pass

@@ -18,6 +18,7 @@ from calibrate.measured_runs import interleaved_profiles, measure_runs, run_plan
 from calibrate.measured_runs.interleaved_profiles import Passes
 from calibrate.untested_on_gpu import cuda_graphs, gpu_ordering
 from calibrate.untested_on_gpu import over_streams as streams_of
+from calibrate.workers import model_processes as apart
 from calibrate.workers import worker_pool as pool_of
 from model.base.checks import ParameterError
 from model.interpret.account import Account
@@ -223,6 +224,40 @@ def test_processes_are_started_with_replicas_of_the_target(
         run_command.measure_plan(plan(FORCED), out, "cuda", gpus=["cuda:0"])
     with pytest.raises(ParameterError, match="unit_kind is for methods that use several units, and autoregressive uses one with"):
         run_command.measure_plan(plan({"name": "autoregressive", "forced": {}, "unit_kind": "processes"}), out, "cpu")
+
+
+def test_methods_with_several_models_have_a_process_for_each(
+    handed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many replicas of the target as a method of the plan uses; plans are of one kind, on the CPU, with few processes."""
+    out, begun = tmp_path / "some.json", list[Any]()
+    decoders = real_models.decoders("llama", "draft")
+    monkeypatch.setattr(run_command, "_models", lambda *_: ({role: decoders[role] for role in ("target", "draft")}, {}))
+    monkeypatch.setattr(apart, "started", lambda *given, **more: begun.append((given, more)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    forced = {"forced": {"acceptance_rate": 0.5}, "unit_kind": "processes"}
+    pearl = {"name": "pearl", "draft_length": 2} | forced
+    dsi = {"name": "dsi", "lookahead": 1, "verifiers": 3} | forced
+    over = {"model": "llama-68m", "draft": "llama-68m", "dtype": "float64"}
+    replica = Replica("llama-68m", "cpu", "float64", None if decoders["target"].checksum else 3)
+    plain = {"name": "autoregressive", "forced": {}}
+    for methods, units, copies in (([pearl], [2], 1), ([pearl, dsi], [2, 4], 3), ([dsi, plain], [4, 1], 3)):
+        run_command.measure_plan(plan(*methods, **over), out, "cpu")
+        _, made, models, more = handed.pop()
+        assert [each.units for each in made.decodings] == units
+        assert {*models} == {"target", "draft"}
+        more["pool"]()
+        assert begun.pop() == (({"target": replica, "draft": replica},), {"copies": {"target": copies, "draft": 1}})
+    for methods, device, said in (
+        ([pearl, FORCED | {"unit_kind": "processes"}], "cpu", "must be of one kind in a plan, got ppd, whose processes have"),
+        ([pearl], "cuda", "device must be cpu for pearl over processes, which have a model each, got 'cuda'; leave unit_kind out"),
+        ([dsi | {"verifiers": 8}], "cpu", "processes must be at most 8, 4 for each of 2 cores, got 9: 8 of the target model and 1"),
+        ([FORCED | {"candidates": 9, "unit_kind": "processes"}], "cpu", "at most 8, 4 for each of 2 cores, got 10: one for each"),
+    ):
+        with pytest.raises(ParameterError, match=said):
+            run_command.measure_plan(plan(*methods, **over), out, device)
+    assert not handed
+    assert not begun
 
 
 def test_streams_graphs_and_profiles_reach_the_measurement(

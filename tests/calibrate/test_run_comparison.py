@@ -452,7 +452,7 @@ def test_parts_missing_in_the_profile_are_reported(tmp_path: Path) -> None:
     assert (table["predicted_s"] < before["predicted_s"]).all()
     over = found.table.with_columns(pl.lit(2).alias("units"))
     several = run_comparison.compare(MeasuredRuns(found.log, over, found.about), profiles)
-    assert set(several["missing"]) == {"dispatch, wake, promotion, scheduling, main_alone, main_concurrent, subprocess_step"}
+    assert set(several["missing"]) == {"slowdown of concurrent processes, messages between processes"}
     for role in ("target", "draft"):
         profile_files.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
@@ -605,6 +605,33 @@ def test_streams_need_no_times_of_dispatch_and_wake() -> None:
     lacking = [{*each.split(", ")} for each in table["missing"]]
     assert lacking[1] - lacking[0] == {"promotion", "main_alone", "main_concurrent", "subprocess_step"}
     assert lacking[2] - lacking[0] == {"dispatch", "wake", "promotion", "main_alone", "main_concurrent", "subprocess_step"}
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_processes_with_a_model_each_slow_each_other_as_measured_next_to_a_busy_process(slower: float) -> None:
+    """Runs by the same clock are predicted without error; a profile without such times leaves the slowdown out, and says so."""
+    clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, first_read=2e-4)
+    made = [record_decoding("pearl", 24, {"acceptance_rate": 0.6}, draft_length=3), record_decoding("autoregressive", 24, {}),
+            record_decoding("speculative", 24, {"acceptance_rate": 0.6}, draft_length=3)]  # fmt: skip
+    found = synthetic_runs(made, clock, units=[2, 1, 2], slower=slower)
+    layers = clock["target"].table.filter(pl.col("part") == "layer")
+    beside = layers.with_columns(pl.lit(1).cast(layers["busy"].dtype).alias("busy"), pl.col("time_s", "low_s", "high_s") * slower)
+    busy = dataclasses.replace(clock["target"], table=pl.concat([clock["target"].table, beside]))
+    known = run_comparison.compare(found, clock | {"target": busy})
+    assert known["error"].abs().max() == pytest.approx(0, abs=1e-9)
+    lacking = [each.partition("draft, ")[2] for each in known["missing"]]
+    assert lacking == ["messages between processes", "", "messages between processes"]
+    assert (known["contention_s"] > 0).to_list() == [slower > 1, False, False]  # speculative decoding works in turn
+    assert known["method"].to_list() == ["pearl-processes", "autoregressive", "speculative-processes"]
+    for row in known.filter(units=2).iter_rows(named=True):
+        for whose in ("predicted", "measured"):  # the target's process makes passes or waits
+            parts = {part: row[f"{whose}_{part}_s"] for part in PARTS}
+            assert {part for part, seconds in parts.items() if seconds} == {"target", "waiting"}
+            assert sum(parts.values()) == pytest.approx(row[f"{whose}_total_s"])
+    alone = run_comparison.compare(found, clock)
+    assert alone["missing"][0].partition("draft, ")[2] == "slowdown of concurrent processes, messages between processes"
+    assert alone["contention_s"].to_list() == [0, 0, 0]
+    assert (alone["error"][0] < -0.01) == (slower > 1)
 
 
 def test_passes_of_sub_processes_use_their_own_times() -> None:
