@@ -118,10 +118,10 @@ def run(
 
     from model.methods.registry import allow_modules
     from sim.runs import sweep as sweeps
-    from sim.serving import load_scenario
+    from sim.serving import served_files
 
     processes = None if scheduler is not None and jobs == 1 else jobs
-    if load_scenario.holds_load(scenario):
+    if served_files.holds_load(scenario):
         return _serve_scenario(scenario, set or {}, sweep or {}, replications, seed, out, processes, scheduler, resume=resume)
     overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
     with allow_modules(methods):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from model.published import deck_analysis, ppd_figure_3, ppd_table_3_fit, skipdecode_analysis
 
 
 @dataclass(frozen=True)
@@ -15,25 +14,31 @@ class Note:
 
     Attributes:
         columns: required columns; without them there are no sentences.
-        sentences: function from the distinct rows of these columns (and of existing columns in `optional_columns`) to sentences; it
-            returns none if the rows do not replay the paper's own points.
+        analysis: module of `model.published` with the sentences, imported when they are wanted.
         optional_columns: columns that need not exist.
     """
 
     columns: tuple[str, ...]
-    sentences: Callable[[Sequence[Mapping[str, Any]]], list[str]]
+    analysis: str
     optional_columns: tuple[str, ...] = ()
+
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Sentences on the distinct rows of these columns; none if the rows do not replay the paper's own points."""
+        found: list[str] = importlib.import_module(f"model.published.{self.analysis}").run_sentences(rows)
+        return found
 
 
 _PPD = ("method", "outcomes_source", "layers", "exit_layer", "candidates", "tokens")
 
 NOTES = {
-    "deck-table-2": Note(("published_speedup",), deck_analysis.run_sentences),
-    "ppd-figure-3": Note((*_PPD, "data_set", "head", "match_rate"), ppd_figure_3.run_sentences, ("seconds_per_layer",)),
+    "deck-table-2": Note(("published_speedup",), "deck_analysis"),
+    "ppd-figure-3": Note((*_PPD, "data_set", "head", "match_rate"), "ppd_figure_3", ("seconds_per_layer",)),
     "ppd-table-3": Note(
-        (*_PPD, "seconds_per_layer", "latency_s", "point", "view", "contended"), ppd_table_3_fit.run_sentences,
+        (*_PPD, "seconds_per_layer", "latency_s", "point", "view", "contended"), "ppd_table_3_fit",
         ("fitted_on", "latency_layers_low", "latency_layers_high"),
     ),
-    "skipdecode-table-2": Note(("method", *skipdecode_analysis.SETTING), skipdecode_analysis.run_sentences),
+    "skipdecode-table-2": Note(
+        ("method", "layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence_length", "power"), "skipdecode_analysis"
+    ),
 }  # fmt: skip
 """Valid names of `notes` in [scenario]."""

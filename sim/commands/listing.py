@@ -27,7 +27,7 @@ from model.outcomes.outcome_kinds import kind_of
 from sim.scenarios import cases, hardware_cost, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.outcomes_section import LAWS
-from sim.serving import load_scenario
+from sim.serving import load_scenario, served_files
 
 LISTS = ("costs", "devices", "laws", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
 COST_KINDS = ("unit", "published", *hardware_cost.KINDS)
@@ -46,7 +46,7 @@ def lines(what: str) -> dict[str, str]:
         return {name: f"{_first(module)} ({', '.join(_given(module.Parameters))})" for name, module in modules.items()}
     if what == "scenarios":
         found = {name: scenario_file.load(name)["scenario"].get("description", "") for name in scenario_file.names()}
-        served = {name: load_scenario.load(name)["scenario"]["description"] for name in load_scenario.names()}
+        served = {name: load_scenario.load(name)["scenario"]["description"] for name in served_files.names()}
         return dict(sorted({**found, **served}.items()))
     if what == "outcomes":
         return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in laws().items()}
@@ -71,7 +71,7 @@ def _names(what: str) -> list[str]:
         "methods": registry.names,
         "profiles": profile_files.names,
         "published": published.names,
-        "scenarios": lambda: sorted([*scenario_file.names(), *load_scenario.names()]),
+        "scenarios": lambda: sorted([*scenario_file.names(), *served_files.names()]),
     }
     return [*known[what]()] if what in known else [*lines(what)]
 
@@ -111,7 +111,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "methods":
         return {name: _method(name)}
     if what == "scenarios":
-        return {name: (load_scenario if name in load_scenario.names() else scenario_file).text_of(name).rstrip()}
+        return {name: (served_files if name in served_files.names() else scenario_file).text_of(name).rstrip()}
     if what == "shapes":
         return {name: _rows(_of_shape(name, "published: its checkpoint's configuration; assumed: dtype"))}
     if what == "devices":

@@ -133,9 +133,9 @@ def run(
 
     overrides = _overrides(set_, sweep, view, replications, seed)
     processes = executor.check_jobs(jobs, scheduler)
-    from sim.serving import load_scenario
+    from sim.serving import served_files
 
-    if load_scenario.holds_load(scenario):
+    if served_files.holds_load(scenario):
         unused = {"--view": view, "--columns": columns, "--methods": methods}
         _refuse_of_servers([name for name, value in unused.items() if value])
         with _guarded_run(), _progress(quiet, "runs") as progress:
@@ -326,9 +326,9 @@ def trace(
     """
     from figures.common import point_names
     from sim.runs import trace as traces
-    from sim.serving import load_scenario
+    from sim.serving import served_files
 
-    if load_scenario.holds_load(scenario):
+    if served_files.holds_load(scenario):
         _refuse_of_servers([name for name, value in {"--tokens": tokens, "--replication": replication}.items() if value])
         print(serve_command.trace_scenario(scenario, _overrides(set_, sweep, None, None, seed), out, point))
         return
@@ -560,9 +560,11 @@ def lint(
     from sim.runs import sweep as sweeps
     from sim.runs.shard_plan import ShardPlan
     from sim.scenarios.grid import Grid
-    from sim.serving import load_scenario, study
+    from sim.serving import served_files
 
-    if load_scenario.holds_load(scenario):
+    if served_files.holds_load(scenario):
+        from sim.serving import load_scenario, study
+
         made = [study.plan(inputs) for _, inputs in load_scenario.points(load_scenario.resolve(scenario))]
         print(f"{scenario}: {len(made)} points, {sum(len(each.runs) for each in made)} runs of a server")
         return

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,13 +24,14 @@ from model.base.table_records import TableRecord
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import TOKEN_BYTES, PassSeconds
 from model.costs.step_costs import ALL_LAYERS, PassShape
-from model.engines import step_law
-from model.engines.law_costs import LawDraft, LawTarget
 from model.hardware import cost_models, devices, physical_limits, profile, profile_files
 from model.hardware.cost_models import DeviceMemory, Hardware, WithEngineOverhead, bytes_of_state
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
 from model.methods.method_parameters import CONTINUOUS, MethodParameters
+
+if TYPE_CHECKING:
+    from model.engines.step_law import StepLaw
 
 KINDS = ("profile", "roofline", "engine")
 ROLES = ("target", "draft", "medium")
@@ -225,8 +226,9 @@ class HardwareCost(TableRecord):
             return
         key = next((f"{role}_{each}" for each in ("shape", "profile") if getattr(self, f"{role}_{each}") is not None), "law")
         known = target.profile.model if isinstance(target, ProfileCosts) else ""
-        if isinstance(target, LawTarget) and target.law.kernels is not None:
-            known = target.law.kernels.model
+        law = _law_of(target)
+        if law is not None and law.kernels is not None:
+            known = law.kernels.model
         published_shapes.check_head(
             str(getattr(self, key)), draft.shape, target.shape, self.shape or known or "the target", key=key
         )
@@ -286,7 +288,7 @@ class HardwareCost(TableRecord):
     @property
     def split(self) -> int:
         """Devices that the large model is split over: those of the step law, where it says them, or `tensor_parallel`."""
-        of = step_law.load(str(self.law)).devices if self.kind == "engine" else None
+        of = _law(str(self.law)).devices if self.kind == "engine" else None
         return self.tensor_parallel if of is None else of
 
     def of(self, role: str, tensor_parallel: int = 1) -> Hardware | None:
@@ -316,7 +318,9 @@ class HardwareCost(TableRecord):
 
     def _of_law(self, role: str, tensor_parallel: int) -> Hardware | None:
         """Hardware model of a role by the step law."""
-        law = step_law.load(str(self.law))
+        from model.engines.law_costs import LawDraft, LawTarget
+
+        law = _law(str(self.law))
         if role == "medium":
             return None  # no engine runs a hierarchy
         if self.tensor_parallel not in (1, self.split):
@@ -475,7 +479,7 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
     )
     extra += (("dispatch_law", cost.dispatch_law),)
     target = models["target"]
-    extra += (("verification", target.law.coefficients.get("round", 0.0) if isinstance(target, LawTarget) else 0.0),)
+    extra += (("verification", 0.0 if (law := _law_of(target)) is None else law.coefficients.get("round", 0.0)),)
     seconds = _prices(
         served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt,
         cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.split if apart else 1.0,
@@ -574,9 +578,22 @@ def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: Met
 
 
 def _parts_missing(of: Hardware) -> tuple[str, ...]:
-    if isinstance(of, LawTarget | LawDraft):
-        return ()
-    return of.missing if isinstance(of, ProfileCosts) else ("step",)
+    if isinstance(of, ProfileCosts):
+        return of.missing
+    return () if _law_of(of) is not None else ("step",)
+
+
+def _law_of(hardware: Hardware | None) -> StepLaw | None:
+    """The step law of a cost model of the target or of a draft; None for others."""
+    from model.engines.law_costs import LawDraft, LawTarget
+
+    return hardware.law if isinstance(hardware, LawTarget | LawDraft) else None
+
+
+def _law(name: str) -> StepLaw:
+    from model.engines import step_law
+
+    return step_law.load(name)
 
 
 def _memory(
@@ -602,6 +619,6 @@ def _device(cost: HardwareCost, target: Hardware | None) -> devices.Device | Non
     """Device that the target runs on, if its memory is known."""
     if cost.kind == "roofline":
         return devices.device(str(cost.device))
-    if isinstance(target, LawTarget):
-        return None if target.law.kernels is None else devices.device(target.law.kernels.gpu)
+    if (law := _law_of(target)) is not None:
+        return None if law.kernels is None else devices.device(law.kernels.gpu)
     return devices.DEVICES.get(target.profile.device) if isinstance(target, ProfileCosts) else None

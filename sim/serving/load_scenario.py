@@ -14,8 +14,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -29,6 +27,7 @@ from sim.advice.situation import Inputs
 from sim.scenarios.grid import axis_values, parse_axis
 from sim.serving import study
 from sim.serving.draft_placement import DraftPlacement
+from sim.serving.served_files import names, text_of
 from sim.serving.study import ServingInputs
 
 RESULTS_VERSION = 4
@@ -193,32 +192,6 @@ class ServedBy:
 SECTIONS: Mapping[str, type] = MappingProxyType(
     {"scenario": ServedScenario, "system": ServedSystem, "load": ServedLoad, "server": ServedBy}
 )
-
-
-def names() -> list[str]:
-    """Names of the bundled scenarios of servers."""
-    return sorted(path.name.removesuffix(".toml") for path in _bundled().iterdir() if path.name.endswith(".toml"))
-
-
-def text_of(name: str) -> str:
-    """Text of a bundled scenario file."""
-    return (_bundled() / f"{name}.toml").read_text(encoding="utf-8")
-
-
-def _bundled() -> Traversable:
-    return resources.files("sim") / "serving" / "bundled"
-
-
-def holds_load(source: str | Path | Mapping[str, Any] | None) -> bool:
-    """True if a scenario is one of a server: it has a table [load]. False where it cannot be read."""
-    if isinstance(source, Mapping):
-        return "load" in source
-    try:
-        if source is None or not Path(source).is_file():
-            return str(source) in names()
-        return "load" in bounded_files.toml_of(bounded_files.read_text(source, bounded_files.MOST_TOML))
-    except (OSError, ValueError):  # the reader of scenarios says what is wrong
-        return False
 
 
 def load(source: str | Path | Mapping[str, Any]) -> Tables:

@@ -22,7 +22,7 @@ from sim.commands.sim_app import app, guarded
 from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.json_schema import of_scenarios
-from sim.serving import load_scenario
+from sim.serving import served_files
 from tests.support.schema_refs import inline_references
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,13 +227,13 @@ def test_python_interface_gives_the_same_table(folder: Path) -> None:
 
 def test_lists_and_environment(folder: Path) -> None:
     assert set(json.loads(call("ls", "methods", "--json"))) == set(registry.names())
-    assert set(json.loads(call("ls", "--json"))) == {*scenario_file.names(), *load_scenario.names()}
+    assert set(json.loads(call("ls", "--json"))) == {*scenario_file.names(), *served_files.names()}
     assert "ppd-table-2" in call("ls", "published")
     assert "python" in json.loads(call("env", "--json"))
     assert list(folder.iterdir()) == [folder / "s.toml"]
 
 
-@pytest.mark.parametrize("name", [*scenario_file.names(), *load_scenario.names()])
+@pytest.mark.parametrize("name", [*scenario_file.names(), *served_files.names()])
 def test_bundled_scenarios_pass_lint(name: str, folder: Path) -> None:
     assert "would fail" not in call("lint", name)
 

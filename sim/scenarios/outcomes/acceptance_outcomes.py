@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model import published
 from model.base import bounded_files, checks
 from model.engines import acceptance_curves
-from model.logs import acceptance_record
-from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.position_log import PositionLog
 from model.methods.method_parameters import MethodParameters
 from model.methods.rounds import round_laws
@@ -37,6 +35,9 @@ from sim.scenarios.outcomes.outcome_records import (
     check_rates,
     independent,
 )
+
+if TYPE_CHECKING:
+    from model.logs.acceptance_record import AcceptanceRecord
 
 
 @dataclass(frozen=True)
@@ -510,12 +511,13 @@ class EngineLog(LawRecord):
         return replace(independent(alpha, tested or None, source), note=note)
 
     def _record(self) -> AcceptanceRecord:
-        found = read_once(_acceptance_record, self.file, "")
-        assert isinstance(found, AcceptanceRecord)
+        found: AcceptanceRecord = read_once(_acceptance_record, self.file, "")
         return found
 
 
 def _acceptance_record(file: str, source: str) -> AcceptanceRecord:
+    from model.logs import acceptance_record
+
     return acceptance_record.load(file)
 
 
