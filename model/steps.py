@@ -520,7 +520,21 @@ class ReadEach(NamedTuple):
     tokens: Sequence[int] = ()
 
 
-Offer = DraftChain | ReadEach
+class ForkEach(NamedTuple):
+    """An offer: sub-processes of one pass each, over one token at the same position, which differ in their tokens and units only.
+
+    It stands for a `Fork` of passes `Forward(role, (tokens[i],), at, layers)` on `units[i]`. Answer: one task for all of them, or
+    None if it is declined. The task ends with the last of them, and `Adopt` names one of them by its index, as its `hypothesis`.
+    """
+
+    role: str
+    tokens: Sequence[int]
+    at: int
+    layers: LayerSpan
+    units: Sequence[int]
+
+
+Offer = DraftChain | ReadEach | ForkEach
 """Steps that stand for several others. Every interpreter may decline one by the answer None; the algorithm then yields the others.
 
 An interpreter that accepts must answer, count and time as if it had got the other steps: offers only save time.
@@ -567,7 +581,7 @@ class Stop(NamedTuple):
 class Adopt(NamedTuple):
     """Adopt the output of an ended task and its KV cache rows of layers [0, layers) at position `at`. Answer: that output.
 
-    If the task was a pass over several hypotheses, `hypothesis` is the index of the only token to adopt.
+    If the task was a pass over several hypotheses, or of a `ForkEach`, `hypothesis` is the index of the only token to adopt.
     """
 
     task: Any

@@ -38,6 +38,7 @@ from model.steps import (
     DraftedChain,
     DraftLimit,
     Fork,
+    ForkEach,
     Forward,
     Join,
     LayerSpan,
@@ -259,6 +260,21 @@ class _Engine:
 
     # --- links ---
 
+    def fork_each(self, process: _Process, step: ForkEach) -> _AlikeProcesses | None:
+        """Start sub-processes of one pass each as one process, if all their units are free and will be when they start."""
+        units, holders = step.units, self.holders
+        if not self.plain or self.cost.link or self.waiting or self.starting or self.dispatching(len(units)):
+            return None
+        for unit in units:
+            if unit == process.place or not 0 <= unit < len(holders) or holders[unit] is not None:
+                return None
+        if process.place < 0:
+            return None
+        sub = _AlikeProcesses(self, step, process)
+        process.subs = [sub] if process.subs is process.joined else [*[each for each in process.subs if not each.ended], sub]
+        self.launch((sub,))
+        return sub
+
     def send_out(self, subs: Sequence[_Process]) -> None:
         """Send sub-processes over links to their units, and start them there."""
         if self.cost.link:
@@ -387,18 +403,18 @@ class _KnownPass:
         self.layer_times: list[float] | None = None
         self.passes = self.attended = self.read = 0
 
-    def count(self, step: Forward) -> None:
-        """Count a pass, as `Account.add` does."""
-        self.passes += 1
+    def count(self, step: Forward, passes: int = 1) -> None:
+        """Count passes that are alike, as `Account.add` does."""
+        self.passes += passes
         _, tokens, at, _, _, _, _, tree, batch, _, _, budget = step
         if tree or batch is not None or budget is not None:
             attended, read = context_of(step)
-            self.attended += attended
-            self.read += read
+            self.attended += passes * attended
+            self.read += passes * read
         else:  # as `context_of`, inlined for speed
             width = len(tokens)
-            self.attended += at * width + width * (width + 1) // 2
-            self.read += at + width
+            self.attended += passes * (at * width + width * (width + 1) // 2)
+            self.read += passes * (at + width)
 
 
 class _Reading(NamedTuple):
@@ -527,6 +543,8 @@ class _Process:
             elif kind is DraftChain:
                 if engine.reading is None and self._alone(step.first):
                     answer = engine.chain_alone(self.cache, step)
+            elif kind is ForkEach:
+                answer = engine.fork_each(self, step)
             elif kind is DraftLimit:
                 answer = step.longest
             elif kind is Lookup:
@@ -560,8 +578,8 @@ class _Process:
                 sub = step.task
                 require_ended(sub)
                 sub.kept = True
-                self.cache.adopt(sub.step, step.at, step.layers, step.hypothesis)
-                value = sub.value if step.hypothesis is None else sub.value.alone(step.hypothesis)
+                made, value = (sub.step, sub.value) if step.hypothesis is None else sub.alone(step.hypothesis)
+                self.cache.adopt(made, step.at, step.layers)
                 engine.account.adoptions += 1
                 engine.account.adopted_rows += step.layers
                 if engine.cost.promotion:
@@ -638,6 +656,11 @@ class _Process:
             engine.share()
         else:
             env.call_together(self.seconds, self._passed)
+
+    def alone(self, hypothesis: int) -> tuple[Forward, Any]:
+        """Last pass and output of one of its hypotheses."""
+        assert isinstance(self.step, Forward)
+        return self.step.alone(hypothesis), self.value.alone(hypothesis)
 
     def end_wait(self) -> None:
         """End the wait for a unit: the process has one, or no longer needs one."""
@@ -744,3 +767,45 @@ class _Process:
             if boundary < len(depths):
                 rest = max(self.since + depths[boundary] - now, 0.0)
                 engine.env.call_later(rest, self._passed)
+
+
+class _AlikeProcesses(_Process):
+    """The sub-processes of a `ForkEach`: they hold their units together, and all begin and end at the same time."""
+
+    def __init__(self, engine: _Engine, step: ForkEach, parent: _Process) -> None:
+        role, self.tokens, at, layers, self.places = step
+        self.first = Forward(role, (self.tokens[0],), at, layers)
+        super().__init__(engine, self.first, parent, self.places[0])
+
+    def take_or_wait(self) -> None:
+        """Occupy all units for the time of a pass; they are free (`_Engine.fork_each`)."""
+        engine = self.engine
+        for place in self.places:
+            engine.holders[place] = self
+        self.unit, self.since = self.place, engine.env.now
+        engine.active += len(self.places)
+        engine.peak = max(engine.peak, engine.active)
+        engine.env.call_together(self.seconds, self._passed)
+
+    def release(self, fate: str) -> None:
+        """Release all units; passes are counted one by one, so that sums are rounded as those of separate processes."""
+        engine, known, count = self.engine, self.known, len(self.places)
+        busy = engine.env.now - self.since
+        made, share = busy - known.overhead, 1.0 if known.is_target else engine.draft_devices
+        for place in self.places:
+            if known.is_target:
+                engine.target_time += made
+            else:
+                engine.draft_time += made
+            engine.busy += busy * share
+            engine.holders[place] = None
+        known.count(self.first, count)
+        self.unit = -1
+        engine.active -= count
+        if engine.waiting:
+            engine.changed = True
+
+    def alone(self, hypothesis: int) -> tuple[Forward, Any]:
+        """See `_Process`."""
+        one = self.first._replace(tokens=(self.tokens[hypothesis],))
+        return one, one

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +17,23 @@ from model.interpret.simulated_answers import STAYS, UNLIKELY, UNSURE, DraftOutc
 from model.methods.bild import algorithm as bild
 from model.methods.hierarchical import algorithm as hierarchical
 from model.methods.pearl import algorithm as pearl
+from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
-from model.steps import Commit, DraftChain, DraftedChain, Forward, LayerSpan, Offer, Read, ReadEach, Steps, declining
+from model.steps import (
+    Commit,
+    DraftChain,
+    DraftedChain,
+    Fork,
+    ForkEach,
+    Forward,
+    LayerSpan,
+    Offer,
+    Read,
+    ReadEach,
+    Steps,
+    Stop,
+    declining,
+)
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support.position_costs import growing
@@ -50,6 +66,10 @@ CHOICES: dict[str, tuple[Any, Any]] = {
     "bonus": (hierarchical, hierarchical.Parameters(LAYERS, 3, reading="bonus")),
     "recursive": (hierarchical, hierarchical.Parameters(LAYERS, 4, reading="recursive", inner_draft_length=2)),
     "pearl": (pearl, pearl.Parameters(LAYERS, 3)),
+    "ppd": (ppd, ppd.Parameters(LAYERS, 3, 3)),
+    "ppd, late exit": (ppd, ppd.Parameters(LAYERS, 4, 2, form="literal")),
+    "ppd, early exit": (ppd, ppd.Parameters(LAYERS, 2, 4, form="flat")),
+    "ppd, batched": (ppd, ppd.Parameters(LAYERS, 3, 3, batched=True)),
     "bild": (bild, bild.Parameters(LAYERS, 5)),
     "bild as in its code": (bild, bild.Parameters(LAYERS, 5, variant="code")),
 }  # fmt: skip
@@ -60,6 +80,8 @@ DOUBTS = st.lists(st.integers(0, 3), min_size=TOKENS, max_size=TOKENS)
 def world(case: str, draws: Sequence[int]) -> World:
     if case.startswith("bild"):
         return Lossy(1, LAYERS, [(STAYS, STAYS, STAYS, STAYS, UNSURE, UNLIKELY)[each] for each in draws[:TOKENS]])
+    if case.startswith("ppd"):
+        return World(1, LAYERS, [each % (1 + CHOICES[case][1].candidates) for each in draws[:TOKENS]])
     if CHOICES[case][0] is hierarchical:
         both = {"medium": DraftOutcomes("target", draws[:TOKENS]), "draft": DraftOutcomes("medium", draws[TOKENS:])}
         return World(1, LAYERS, drafts=both)
@@ -80,8 +102,48 @@ def test_declined_offers_change_nothing(case: str, cost: str, draws: list[int]) 
     assert decoded(case, draws, COSTS[cost], declined=False) == decoded(case, draws, COSTS[cost], declined=True)
 
 
+@pytest.mark.parametrize("units", [1, 2, 3])
+@pytest.mark.parametrize("more", [{}, {"link": 0.5}, {"dispatch": 0.25}, {"promotion": 0.5}])
+@pytest.mark.parametrize("case", ["ppd", "ppd, late exit", "ppd, early exit"])
+def test_sub_processes_that_wait_or_travel_are_not_begun_together(case: str, more: dict[str, float], units: int) -> None:
+    """With fewer units than sub-processes, links or dispatches the offer is declined where the result would differ."""
+    module, choice = CHOICES[case]
+    for seed in range(4):
+        draws = np.random.default_rng(seed).integers(0, 6, 2 * TOKENS).tolist()
+        runs = [
+            simulate(steps, TOKENS, Cluster(units), UnitCost(LAYERS, **more), world(case, draws))
+            for steps in (module.decode(choice, [0], TOKENS), declining(module.decode(choice, [0], TOKENS)))
+        ]
+        assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("stop", ["now", "layer"])
+def test_sub_processes_begun_together_are_stopped_together(stop: str) -> None:
+    """A task that is stopped while its passes run releases all units, and its passes are counted up to then."""
+
+    def stopping(later: int) -> Steps:
+        below = LayerSpan(0, LAYERS)
+        out = yield Forward("target", (0,), 0, LayerSpan(0, 2), None, 1)
+        task = yield ForkEach("target", (1, 2, 3), 1, LayerSpan(0, 2), (1, 2, 3))
+        passes = tuple(Forward("target", (token,), 1, LayerSpan(0, 2)) for token in (1, 2, 3))
+        tasks = (yield Fork(passes, (1, 2, 3))) if task is None else (task,)
+        out = yield Forward("target", (0,), 0, LayerSpan(2, 2 + later), out, 1)
+        yield Stop(tuple(tasks))
+        out = yield Forward("target", (0,), 0, LayerSpan(2 + later, LAYERS), out, 1)
+        yield Forward("target", (5,), 1, below, None, 1)
+        yield Commit("token", (1,))
+
+    for later in (1, 2, 3):
+        runs = [
+            simulate(steps, 1, Cluster(4, stop=stop), UnitCost(LAYERS), World(1, LAYERS, [True]))
+            for steps in (stopping(later), declining(stopping(later)))
+        ]
+        assert runs[0] == runs[1]
+        assert runs[0].peak_units == 4
+
+
 @pytest.mark.parametrize("how", [{"record": True}, {"per_layer": True}])
-@pytest.mark.parametrize("case", ["speculative", "bild", "recursive"])
+@pytest.mark.parametrize("case", ["speculative", "bild", "recursive", "ppd"])
 def test_declined_offers_change_no_record(case: str, how: dict[str, bool]) -> None:
     draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
     one, other = (decoded(case, draws, COSTS["uniform"], declined=declined, **how) for declined in (False, True))
@@ -99,7 +161,8 @@ def driven(steps: Steps, answers: World, tokens: int) -> tuple[list[Any], int]:
         step = steps.send(answer)
         answer = None
         if isinstance(step, Offer):
-            answer = answers.chain(step) if isinstance(step, DraftChain) else answers.read_each(step)
+            asked = {DraftChain: answers.chain, ReadEach: answers.read_each}.get(type(step))
+            answer = None if asked is None else asked(step)  # type: ignore[operator]
             accepted += answer is not None
             if isinstance(answer, DraftedChain):
                 first = step.first

@@ -38,7 +38,7 @@ from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import MethodParameters
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
-from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
+from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, ForkEach, Forward, Join, LayerSpan, Read, Steps, Stop
 
 HEAD = 1  # logits for one position; steps have positional arguments here, because keywords slow the simulator by 2 %
 FORMS = ("literal", "eager", "nested", "flat")
@@ -298,7 +298,10 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collec
     while True:
         out = yield Forward("target", (token,), at, span(depth, gap), out, HEAD)
         early = yield Read("top", out, -1, candidates)
-        subs = yield Fork(_ahead(early, at + 1, span(0, layers - gap), places), places)
+        below, together = span(0, layers - gap), None
+        if len(places) > 1:
+            together = yield ForkEach("target", early, at + 1, below, places)
+        subs = (yield Fork(_ahead(early, at + 1, below, places), places)) if together is None else (together,)
         out = yield Forward("target", (token,), at, span(gap, layers), out, HEAD)
         yield Join(subs)
         token, at = (yield Read(says, out)), at + 1
@@ -367,7 +370,7 @@ def _ahead(early: Sequence[int], at: int, layers: LayerSpan, places: Sequence[in
 
 
 def _promoted(subs: Sequence[Any], right: int, at: int, depth: int, candidates: int) -> Adopt:
-    """Continue from the right candidate: adopt its process, or its row of the batched process."""
+    """Continue from the right candidate: adopt its process, or its row of the process of all candidates."""
     return Adopt(subs[right], at, depth) if len(subs) == candidates else Adopt(subs[0], at, depth, right)
 
 
