@@ -627,7 +627,7 @@ Step = Forward | Read | Lookup | DraftLimit | Fork | Join | Stop | Adopt | Commi
 
 
 def declining(steps: Steps) -> Steps:
-    """The same algorithm, with all its offers declined.
+    """The same algorithm, with all its offers declined, and those of its sub-processes.
 
     >>> def drafts() -> Steps:
     ...     return (yield DraftChain(Forward("draft", (0,), 0, LayerSpan(0, 1)), 2))
@@ -642,6 +642,9 @@ def declining(steps: Steps) -> Steps:
             step = steps.send(answer)
         except StopIteration as end:
             return end.value
+        if isinstance(step, Fork):
+            bodies = tuple(body if isinstance(body, Forward) else declining(body) for body in step.bodies)
+            step = step._replace(bodies=bodies)
         answer = None if isinstance(step, Offer) else (yield step)
 
 

@@ -20,12 +20,14 @@ from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.steps import (
+    Adopt,
     Commit,
     DraftChain,
     DraftedChain,
     Fork,
     ForkEach,
     Forward,
+    Join,
     LayerSpan,
     Offer,
     Read,
@@ -117,29 +119,82 @@ def test_sub_processes_that_wait_or_travel_are_not_begun_together(case: str, mor
         assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("stop", ["now", "layer"])
-def test_sub_processes_begun_together_are_stopped_together(stop: str) -> None:
-    """A task that is stopped while its passes run releases all units, and its passes are counted up to then."""
+BELOW, ABOVE, WHOLE = LayerSpan(0, 2), LayerSpan(2, LAYERS), LayerSpan(0, LAYERS)
 
-    def stopping(later: int) -> Steps:
-        below = LayerSpan(0, LAYERS)
-        out = yield Forward("target", (0,), 0, LayerSpan(0, 2), None, 1)
-        task = yield ForkEach("target", (1, 2, 3), 1, LayerSpan(0, 2), (1, 2, 3))
-        passes = tuple(Forward("target", (token,), 1, LayerSpan(0, 2)) for token in (1, 2, 3))
-        tasks = (yield Fork(passes, (1, 2, 3))) if task is None else (task,)
-        out = yield Forward("target", (0,), 0, LayerSpan(2, 2 + later), out, 1)
-        yield Stop(tuple(tasks))
-        out = yield Forward("target", (0,), 0, LayerSpan(2 + later, LAYERS), out, 1)
-        yield Forward("target", (5,), 1, below, None, 1)
-        yield Commit("token", (1,))
 
-    for later in (1, 2, 3):
-        runs = [
-            simulate(steps, 1, Cluster(4, stop=stop), UnitCost(LAYERS), World(1, LAYERS, [True]))
-            for steps in (stopping(later), declining(stopping(later)))
-        ]
-        assert runs[0] == runs[1]
-        assert runs[0].peak_units == 4
+def forked(tokens: tuple[int, ...], units: tuple[int, ...], at: int = 1) -> Steps:
+    """Sub-processes of one pass each, by the offer or by the step that it stands for."""
+    task = yield ForkEach("target", tokens, at, BELOW, units)
+    if task is not None:
+        return (task,)
+    return (yield Fork(tuple([Forward("target", (token,), at, BELOW) for token in tokens]), units))
+
+
+def adopting(index: int) -> Steps:
+    """Adopts one of three, and reads its output."""
+    out = yield Forward("target", (0,), 0, BELOW, None, 1)
+    tasks = yield from forked((3, 1, 2), (1, 2, 3))
+    yield Forward("target", (0,), 0, ABOVE, out, 1)
+    yield Join(tasks)
+    out = yield Adopt(tasks[index], 1, 2) if len(tasks) > 1 else Adopt(tasks[0], 1, 2, index)
+    out = yield Forward("target", out.tokens, 1, ABOVE, out, 1)
+    yield Commit("token", ((yield Read("next", out)),))
+
+
+def stopping(layers: int) -> Steps:
+    """Stops them after some layers of another pass."""
+    out = yield Forward("target", (0,), 0, BELOW, None, 1)
+    tasks = yield from forked((1, 2, 3), (1, 2, 3))
+    out = yield Forward("target", (0,), 0, LayerSpan(2, 2 + layers), out, 1)
+    yield Stop(tuple(tasks))
+    yield Forward("target", (0,), 0, LayerSpan(2 + layers, LAYERS), out, 1)
+    yield Forward("target", (5,), 1, WHOLE, None, 1)
+    yield Commit("token", (1,))
+
+
+def stopped_with_their_parent(unit: int | None) -> Steps:
+    """A sub-process starts them, before or after a pass of its own, and is stopped."""
+
+    def sub() -> Steps:
+        tasks = yield from forked((1, 2), (1, 2) if unit is None else (2, 3))  # any unit may be one of theirs
+        yield Forward("target", (4,), 1, BELOW)
+        yield Join(tasks)
+        yield Forward("target", (4,), 1, LayerSpan(2, 4))
+
+    yield Forward("target", (0,), 0, WHOLE, None, 1)
+    tasks = yield Fork((sub(),), (unit,))
+    yield Forward("target", (5,), 1, LayerSpan(0, 1), None, 1)
+    yield Stop(tuple(tasks))
+    yield Forward("target", (5,), 1, WHOLE, None, 1)
+    yield Commit("token", (1,))
+
+
+def beside_others(unit: int | None) -> Steps:
+    """Others run on one of their units, or are about to start on any."""
+    out = yield Forward("target", (0,), 0, BELOW, None, 1)
+    others = yield Fork((Forward("target", (7,), 1, BELOW), Forward("target", (8,), 1, BELOW)), (unit, unit))
+    if unit is not None:
+        out = yield Forward("target", (0,), 0, LayerSpan(2, 3), out, 1)
+    tasks = yield from forked((1, 2), (1, 2))
+    yield Forward("target", (0,), 0, LayerSpan(out.layers.last, LAYERS), out, 1)
+    yield Join(tasks)
+    yield Join(others)
+    yield Commit("token", (1,))
+
+
+@pytest.mark.parametrize("stop", ["now", "layer", "pass"])
+@pytest.mark.parametrize(("algorithm", "choice"), [
+    *((adopting, index) for index in range(3)), *((stopping, layers) for layers in (1, 2, 3)),
+    *((stopped_with_their_parent, unit) for unit in (1, None)), *((beside_others, unit) for unit in (1, 2, 3, None)),
+])  # fmt: skip
+@pytest.mark.parametrize("units", [3, 4, 6])
+def test_sub_processes_begun_together_are_as_separate_ones(algorithm: Any, choice: Any, units: int, stop: str) -> None:
+    runs = [
+        simulate(steps, 1, Cluster(units, stop=stop), UnitCost(LAYERS), World(1, LAYERS, [1, 2]))
+        for steps in (algorithm(choice), declining(algorithm(choice)))
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0].peak_units > 1
 
 
 @pytest.mark.parametrize("how", [{"record": True}, {"per_layer": True}])
