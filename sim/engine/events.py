@@ -479,10 +479,15 @@ class _Process:
         for old in heirs_of:
             if old is not None:
                 require_ended(old)
-            while old is not None and not old.kept:
-                old.kept, old = True, old.source
+                old.keep()
         each = zip(bodies, units, heirs_of, strict=True)
         return [_Process(self.engine, body, old or self, place) for body, place, old in each]
+
+    def keep(self) -> None:
+        """Note that its results are used, and the rows that it started with."""
+        used: _Process | None = self
+        while used is not None and not used.kept:
+            used.kept, used = True, used.source
 
     def _forward(self, step: Forward) -> None:
         self.step, unit = step, step.unit
@@ -573,7 +578,7 @@ class _Process:
                         self.waiting += 1
                 if self.waiting:
                     return
-                answer = [sub.value for sub in self.joined]
+                answer = self._gathered()
             elif kind is Adopt:
                 sub = step.task
                 require_ended(sub)
@@ -607,7 +612,15 @@ class _Process:
         if watcher is not None and not watcher.ended:
             watcher.waiting -= 1
             if not watcher.waiting:
-                watcher.advance([sub.value for sub in watcher.joined])
+                watcher.advance(watcher._gathered())
+
+    def _gathered(self) -> list[Any]:
+        """What the joined processes have returned. What a process returns is used; single passes are used if they are adopted."""
+        if self.engine.record:
+            for sub in self.joined:
+                if sub.value is not None and not isinstance(sub.body, Forward):
+                    sub.keep()
+        return [sub.value for sub in self.joined]
 
     def stop(self) -> None:
         """End this process and all that it has started; release its unit as `stop` of the cluster says."""

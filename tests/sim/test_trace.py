@@ -280,9 +280,12 @@ def test_the_command_traces_the_decoding_that_is_asked_for(
         assert times != [(time, kind) for time, kind, _ in record("s.toml").commits]
 
 
-def test_drafts_whose_rows_are_used_later_are_kept() -> None:
-    """PEARL's draft model goes on from the rows of each draft that came back: only the last draft is not used."""
-    run = record("pearl", point=32, tokens=20, replication=1)
+@pytest.mark.parametrize(("name", "point"), [("pearl", 32), ("amusd", 130), ("ssd", 11), ("dsi", 70)])
+def test_drafts_that_came_back_are_kept(name: str, point: int) -> None:
+    """What a sub-process returns is used, if only to be rejected. Others end with the decoding: preparations for its last round."""
+    run = record(name, point=point, tokens=20, replication=1)
     drafts = [row for row in run.intervals if row.role == "draft"]
-    last = max(row.process for row in drafts)
-    assert {row.process for row in drafts if row.fate == "discarded"} == {last}
+    last = max(row.start for row in run.intervals if row.role == "target" and row.what == "forward") if name == "ssd" else math.inf
+    assert {row.fate for row in drafts if row.end <= last} == {"kept"}
+    assert all(row.start >= last for row in drafts if row.fate != "kept")
+    assert {row.fate for row in run.intervals if row.role == "target"} == {"kept"}

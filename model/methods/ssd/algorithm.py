@@ -273,8 +273,7 @@ def _preparing(
             chosen = [token for token in likeliest if token not in rejected][:count]
             branches += [_Branch((accepted, token), len(sequence) + accepted, length, []) for token in chosen]
     tasks = yield Fork((_branching(model, branches),), (model.unit,))
-    yield Join(tuple(tasks))
-    prepared = {branch.outcome: branch.guesses for branch in branches}
+    (prepared,) = yield Join(tuple(tasks))
     return prepared, (yield from returned_to(TARGET_UNIT))
 
 
@@ -292,7 +291,7 @@ class _Branch(NamedTuple):
         return self.guesses[-1].token if self.guesses else self.outcome[1]
 
 
-def _branching(model: Model, branches: Sequence[_Branch]) -> Steps:
+def _branching(model: Model, branches: Sequence[_Branch]) -> Generator[Step, Any, Prepared]:
     """Draft the tokens of all branches, one per branch in each pass; every branch continues the rows of its prefix.
 
     A process of its own, so that the branches' rows end with it.
@@ -307,3 +306,4 @@ def _branching(model: Model, branches: Sequence[_Branch]) -> Steps:
         for offset, (_, branch) in enumerate(growing, -len(growing)):
             token = yield Read(SAMPLED if model.sampled else GREEDY, out, offset)
             branch.guesses.append(DraftedToken(token, out, offset))
+    return {branch.outcome: branch.guesses for branch in branches}
