@@ -534,7 +534,28 @@ class ForkEach(NamedTuple):
     units: Sequence[int]
 
 
-Offer = DraftChain | ReadEach | ForkEach
+class NextTokens(NamedTuple):
+    """An offer: tokens of the output one after another, each from a pass over the token before.
+
+    It stands for a pass, a `Read` of the likeliest token after it, and its `Commit`, for each of `layers`. Answer: the tokens, or
+    None if it is declined.
+
+    Parameters
+    ----------
+    first
+        The first pass, over one token, with its logits; the later ones are like it.
+    layers
+        Layers of each pass, those of `first` included.
+    kind
+        Origin of the tokens, as in `Commit`.
+    """
+
+    first: Forward
+    layers: Sequence[LayerSpan]
+    kind: str
+
+
+Offer = DraftChain | ReadEach | ForkEach | NextTokens
 """Steps that stand for several others. Every interpreter may decline one by the answer None; the algorithm then yields the others.
 
 An interpreter that accepts must answer, count and time as if it had got the other steps: offers only save time.

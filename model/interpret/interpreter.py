@@ -167,9 +167,10 @@ class Cache:
     def write_all(self, step: Forward, count: int) -> None:
         """Record `count` passes over one token each, one after another, of which `step` is the first."""
         self.write(step)
-        first, last, _, _ = step.layers
-        if count > 1 and first < last:
-            self.rows[step.role][first:last] = [step.at + count] * (last - first)
+        if count > 1:
+            held = self.rows[step.role]
+            for low, high in step.layers.ranges:
+                held[low:high] = [step.at + count] * (high - low)
 
     def _write_spans(self, step: Forward) -> None:
         """`write` for a model that skips layers."""

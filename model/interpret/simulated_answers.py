@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from model.outcomes.lookup_laws import draft_of
-from model.steps import GREEDY, MASK, Continuation, DraftChain, DraftedChain, Forward, Lookup, Read, ReadEach
+from model.steps import GREEDY, MASK, Continuation, DraftChain, DraftedChain, Forward, Lookup, NextTokens, Read, ReadEach
 
 Token = int
 EARLY_LAYERS = "early layers"
@@ -38,6 +38,10 @@ class Answers(Protocol):
 
     def read_each(self, step: ReadEach) -> Sequence[Any] | None:
         """Answer several reads of a pass; None: each must be asked for."""
+        return None
+
+    def next_tokens(self, step: NextTokens) -> Sequence[int] | None:
+        """Answer the reads of passes over one token after another; None: each must be asked for."""
         return None
 
 
@@ -161,6 +165,12 @@ class World:
         return [
             after + 1 if token == after else -after - 1 for after, token in enumerate(tokens[begin : begin + width], position)
         ]
+
+    def next_tokens(self, step: NextTokens) -> Sequence[int] | None:
+        """Answer the reads of passes of the whole target after tokens that are right; else None."""
+        if type(self).read is not World.read or any(span.gaps or span.last != self.layers for span in step.layers):
+            return None
+        return _rightly(step)
 
     def _subject(self, step: Read) -> tuple[int, bool]:
         """The position that a read predicts, and whether all tokens before it are correct."""
@@ -368,6 +378,14 @@ def _log(rate: float) -> float:
     return math.log(rate) if rate else -math.inf
 
 
+def _rightly(step: NextTokens) -> Sequence[int] | None:
+    """The target's own tokens after one that is right; else None."""
+    first = step.first
+    after = first.at + len(first.tokens)
+    own = first.role == "target" and first.tokens[-1] == after - 1 and first.batch is None and not first.tree
+    return range(after, after + len(step.layers)) if own and first.context_budget is None else None
+
+
 STAYS, UNSURE, UNLIKELY = 0, 1, 2
 """Fate of the small model's token: kept; not emitted, as its confidence is low; emitted and then rolled back."""
 
@@ -420,6 +438,10 @@ class Lossy(World):
             right = right and decision != UNLIKELY
             tokens.append(position if right else -position)
         return DraftedChain(tokens)
+
+    def next_tokens(self, step: NextTokens) -> Sequence[int] | None:
+        """Answer the reads of passes of a model that is alone, after tokens that are right; else None."""
+        return None if type(self).read is not Lossy.read or self.decisions else _rightly(step)
 
     def read_each(self, step: ReadEach) -> Sequence[float] | None:
         """Answer reads of distances; else None."""

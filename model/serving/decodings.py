@@ -23,7 +23,7 @@ from model.outcomes.lookup_laws import outcomes_after
 from model.serving.request_outcomes import LOOKUP, RequestOutcomes
 from model.serving.server import Sequences, ServerRequest, StepDrafts
 from model.serving.step_prices import LayerShare
-from model.steps import Commit, DraftChain, DraftLimit, Fork, Forward, Join, Lookup, Read, ReadEach, Steps
+from model.steps import Commit, DraftLimit, Fork, Forward, Join, Lookup, Offer, Read, ReadEach, Steps
 
 Integers = NDArray[np.int64]
 
@@ -279,12 +279,12 @@ class _RunningDecoding:
                     return
                 case ReadEach():
                     answer = world.read_each(step)
-                case DraftChain():
-                    answer = None
                 case Fork():
                     answer = self._forked(step, self.cache)
                 case Join():
                     answer = tuple(each.value for each in step.tasks)
+                case _ if isinstance(step, Offer):
+                    answer = None
                 case _:
                     raise _unserved(f"asks for {type(step).__name__}")
 
@@ -308,7 +308,7 @@ class _RunningDecoding:
             match step:
                 case Read():
                     answer = self.world.read(step)
-                case DraftChain() | ReadEach():
+                case _ if isinstance(step, Offer):
                     answer = None
                 case Forward() if step.role != "target":
                     cache.write(step)

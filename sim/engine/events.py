@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from heapq import heappush
-from itertools import accumulate
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from simpy import Environment
@@ -43,6 +43,7 @@ from model.steps import (
     Join,
     LayerSpan,
     Lookup,
+    NextTokens,
     Read,
     ReadEach,
     Steps,
@@ -145,6 +146,16 @@ class SimulatedClock(Environment):
             self._latest.callbacks.append(callback)
         else:
             self.call_later(seconds, callback)
+
+    def go_on_each(self, seconds: float, count: int) -> list[float]:
+        """Set the clock forward `count` times; return the times, in the order of the calls, from that before the first one on."""
+        now = self._now
+        times = [now]
+        for _ in range(count):
+            now += seconds
+            times.append(now)
+        self._now = now
+        return times
 
     def go_on(self, seconds: float) -> float:
         """Set the clock forward, as a timeout would; return the time between, which may differ from `seconds` by rounding."""
@@ -355,16 +366,37 @@ class _Engine:
                 self.alike_alone(cache, next(_later_passes(first, tokens)), rest)
         return drafted
 
-    def alike_alone(self, cache: Cache, step: Forward, count: int) -> None:
-        """Make `count` passes over one token each as `pass_alone` does; they differ in nothing but the position."""
+    def tokens_alone(self, process: _Process, step: NextTokens) -> Sequence[int] | None:
+        """Make passes as `pass_alone` does, with the commit after each, if their reads can be answered together."""
+        tokens = None if self.by_position else self.world.next_tokens(step)
+        if tokens is None:
+            return None
+        first, result, made = step.first, self.result, 0
+        tokens = tokens[: self.wanted - len(result.tokens)]
+        for span, alike in groupby(step.layers[: len(tokens)]):
+            count = len([*alike])
+            word = first._replace(tokens=(tokens[made - 1],), at=first.at + made, layers=span) if made else first
+            times = self.alike_alone(process.cache, word, count)
+            result.commits += [(time, step.kind, 1) for time in times[1:]]
+            made += count
+        process.kept = True
+        result.tokens += tokens
+        self.done = len(result.tokens) >= self.wanted
+        return tokens
+
+    def alike_alone(self, cache: Cache, step: Forward, count: int) -> list[float]:
+        """Make `count` passes over one token each as `pass_alone` does; they differ in nothing but the position.
+
+        Return the time before the first pass, and the times at which the passes end.
+        """
         cache.write_all(step, count)
-        known, go_on = self.known_pass(step), self.env.go_on
-        seconds, overhead, share = known.seconds, known.overhead, 1.0 if known.is_target else self.draft_devices
+        known = self.known_pass(step)
+        overhead, share = known.overhead, 1.0 if known.is_target else self.draft_devices
         busy, of_model = self.busy, self.target_time if known.is_target else self.draft_time
-        for _ in range(count):
-            made = go_on(seconds)
-            of_model += made - overhead
-            busy += made * share
+        times = self.env.go_on_each(known.seconds, count)
+        for before, after in pairwise(times):
+            of_model += after - before - overhead
+            busy += (after - before) * share
         self.busy = busy
         if known.is_target:
             self.target_time = of_model
@@ -375,6 +407,7 @@ class _Engine:
         positions = count * (step.at + 1) + count * (count - 1) // 2  # each reads one more than the pass before
         known.attended += positions
         known.read += positions
+        return times
 
 
 def _later_passes(first: Forward, tokens: Sequence[int]) -> Iterator[Forward]:
@@ -548,6 +581,11 @@ class _Process:
             elif kind is DraftChain:
                 if engine.reading is None and self._alone(step.first):
                     answer = engine.chain_alone(self.cache, step)
+            elif kind is NextTokens:
+                if engine.reading is None and self._alone(step.first):
+                    answer = engine.tokens_alone(self, step)
+                    if engine.done:
+                        return
             elif kind is ForkEach:
                 answer = engine.fork_each(self, step)
             elif kind is DraftLimit:

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.simulated_answers import STAYS, UNLIKELY, UNSURE, DraftOutcomes, Lossy, World
+from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.bild import algorithm as bild
 from model.methods.hierarchical import algorithm as hierarchical
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
+from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.steps import (
     Adopt,
@@ -72,6 +74,11 @@ CHOICES: dict[str, tuple[Any, Any]] = {
     "ppd, late exit": (ppd, ppd.Parameters(LAYERS, 4, 2, form="literal")),
     "ppd, early exit": (ppd, ppd.Parameters(LAYERS, 2, 4, form="flat")),
     "ppd, batched": (ppd, ppd.Parameters(LAYERS, 3, 3, batched=True)),
+    "plain": (autoregressive, autoregressive.Parameters(LAYERS)),
+    "plain, sampled": (autoregressive, autoregressive.Parameters(LAYERS, sampled=True)),
+    "skipdecode": (skipdecode, skipdecode.Parameters(LAYERS, 2, 5, 1, 30, warm_up=1)),
+    "skipdecode, no gaps": (skipdecode, skipdecode.Parameters(LAYERS, LAYERS, LAYERS, 1, 30)),
+    "skipdecode, batch": (skipdecode, skipdecode.Parameters(LAYERS, 2, 5, 1, 30, sequences=2, batching="static")),
     "bild": (bild, bild.Parameters(LAYERS, 5)),
     "bild as in its code": (bild, bild.Parameters(LAYERS, 5, variant="code")),
 }  # fmt: skip
@@ -82,6 +89,8 @@ DOUBTS = st.lists(st.integers(0, 3), min_size=TOKENS, max_size=TOKENS)
 def world(case: str, draws: Sequence[int]) -> World:
     if case.startswith("bild"):
         return Lossy(1, LAYERS, [(STAYS, STAYS, STAYS, STAYS, UNSURE, UNLIKELY)[each] for each in draws[:TOKENS]])
+    if case.startswith("skipdecode"):
+        return Lossy(1, LAYERS)
     if case.startswith("ppd"):
         return World(1, LAYERS, [each % (1 + CHOICES[case][1].candidates) for each in draws[:TOKENS]])
     if CHOICES[case][0] is hierarchical:
@@ -102,6 +111,19 @@ def decoded(case: str, draws: Sequence[int], cost: StepCosts, declined: bool, **
 @settings(max_examples=examples(12, 200), deadline=None)
 def test_declined_offers_change_nothing(case: str, cost: str, draws: list[int]) -> None:
     assert decoded(case, draws, COSTS[cost], declined=False) == decoded(case, draws, COSTS[cost], declined=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, TOKENS])
+@pytest.mark.parametrize("case", ["plain", "skipdecode", "skipdecode, no gaps"])
+def test_a_decoding_that_is_cut_short_ends_at_the_token_that_was_wanted(case: str, tokens: int) -> None:
+    """The algorithm would decode more than the run asks for."""
+    module, choice = CHOICES[case]
+    runs = [
+        simulate(steps, tokens, Cluster(1), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
+        for steps in (module.decode(choice, [0], TOKENS), declining(module.decode(choice, [0], TOKENS)))
+    ]
+    assert runs[0] == runs[1]
+    assert len(runs[0].tokens) == len(runs[0].commits) == tokens
 
 
 @pytest.mark.parametrize("units", [1, 2, 3])
@@ -216,7 +238,7 @@ def driven(steps: Steps, answers: World, tokens: int) -> tuple[list[Any], int]:
         step = steps.send(answer)
         answer = None
         if isinstance(step, Offer):
-            asked = {DraftChain: answers.chain, ReadEach: answers.read_each}.get(type(step))
+            asked = {DraftChain: answers.chain, ReadEach: answers.read_each}.get(type(step))  # tokens and forks are declined
             answer = None if asked is None else asked(step)  # type: ignore[operator]
             accepted += answer is not None
             if isinstance(answer, DraftedChain):

@@ -9,7 +9,7 @@ from typing import Literal
 from model.base import checks
 from model.methods.claim_bounds import ClaimRule
 from model.methods.method_parameters import BATCHING, MethodParameters
-from model.steps import GREEDY, SAMPLED, Commit, Forward, LayerSpan, Read, Steps
+from model.steps import GREEDY, SAMPLED, Commit, Forward, LayerSpan, NextTokens, Read, Steps
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     sequence = list(prompt)
     if sequence[:-1]:
         yield Forward("target", tuple(sequence[:-1]), 0, layers)
+    if not parameters.sampled and not stop:
+        first = Forward("target", (sequence[-1],), len(sequence) - 1, layers, heads=1)
+        if (yield NextTokens(first, (layers,) * tokens, "token")) is not None:
+            return
     for at in range(len(prompt) - 1, len(prompt) - 1 + tokens):
         out = yield Forward("target", (sequence[at],), at, layers, heads=1)
         sequence.append((yield Read(says, out)))

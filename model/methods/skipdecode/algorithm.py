@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -25,7 +26,7 @@ from model.methods import batching
 from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
 from model.methods.proposals import PROPOSED_TOKENS, Known, Proposal, Proposals, needs_lossy
-from model.steps import Batch, Commit, Forward, LayerSpan, Read, Steps
+from model.steps import Batch, Commit, Forward, LayerSpan, NextTokens, Read, Steps
 
 Floats = NDArray[np.float64]
 
@@ -151,7 +152,8 @@ def decode(
     """
     parameters.check_tokens(tokens)
     layers, start, batched = parameters.layers, len(prompt) - 1, parameters.decoded_sequences > 1
-    spans = [LayerSpan(0, layers, skipped(parameters, budget)) for budget in schedule(parameters, tokens)]
+    span_of = cache(lambda budget: LayerSpan(0, layers, skipped(parameters, budget)))
+    spans = [span_of(budget) for budget in schedule(parameters, tokens)]
     parts = prompt_parts(parameters, start)
     if not prompts:
         for first, last, span in parts:
@@ -160,6 +162,10 @@ def decode(
         sequences, lengths = tuple(batch), {*batch.values()}
         yield from batching.read_prompts(layers, prompt, prompts, sequences, parts)
         words = batching.last_words(prompt, prompts, sequences)
+        if not batched and not stop:
+            one = Forward("target", words, start, spans[0], heads=1)
+            if (yield NextTokens(one, spans[: max(lengths)], "column")) is not None:
+                continue
         for column in range(max(lengths)):
             if column in lengths or (stop and any(word in stop for word in words)):  # some sequences have ended
                 going = [word not in stop or not column for word in words]
@@ -209,8 +215,8 @@ def schedule(parameters: Parameters, tokens: int) -> list[int]:
     if parameters.decay_prompt:
         return _whole_sequence(parameters)[parameters.prompt : parameters.prompt + tokens]
     bounds = parameters.min_layers, parameters.max_layers, parameters.prompt, parameters.sequence_length
-    layers = exit_layers(*bounds, tokens, rounding=parameters.rounding, power=parameters.power)
-    return [int(each) for each in layers]
+    found: list[int] = exit_layers(*bounds, tokens, rounding=parameters.rounding, power=parameters.power).astype(np.int64).tolist()
+    return found
 
 
 def prompt_parts(parameters: Parameters, length: int) -> list[tuple[int, int, LayerSpan]]:
