@@ -366,7 +366,7 @@ class _Engine:
                 self.alike_alone(cache, next(_later_passes(first, tokens)), rest)
         return drafted
 
-    def tokens_alone(self, process: _Process, step: NextTokens) -> Sequence[int] | None:
+    def tokens_alone(self, cache: Cache, step: NextTokens) -> Sequence[int] | None:
         """Make passes as `pass_alone` does, with the commit after each, if their reads can be answered together."""
         tokens = None if self.by_position else self.world.next_tokens(step)
         if tokens is None:
@@ -376,10 +376,9 @@ class _Engine:
         for span, alike in groupby(step.layers[: len(tokens)]):
             count = len([*alike])
             word = first._replace(tokens=(tokens[made - 1],), at=first.at + made, layers=span) if made else first
-            times = self.alike_alone(process.cache, word, count)
+            times = self.alike_alone(cache, word, count)
             result.commits += [(time, step.kind, 1) for time in times[1:]]
             made += count
-        process.kept = True
         result.tokens += tokens
         self.done = len(result.tokens) >= self.wanted
         return tokens
@@ -583,7 +582,7 @@ class _Process:
                     answer = engine.chain_alone(self.cache, step)
             elif kind is NextTokens:
                 if engine.reading is None and self._alone(step.first):
-                    answer = engine.tokens_alone(self, step)
+                    answer = engine.tokens_alone(self.cache, step)
                     if engine.done:
                         return
             elif kind is ForkEach:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
+from model.interpret.interpreter import Cache, count
 from model.interpret.simulated_answers import STAYS, UNLIKELY, UNSURE, DraftOutcomes, Lossy, World
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.bild import algorithm as bild
@@ -23,6 +24,7 @@ from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.steps import (
     Adopt,
+    Batch,
     Commit,
     DraftChain,
     DraftedChain,
@@ -31,6 +33,7 @@ from model.steps import (
     Forward,
     Join,
     LayerSpan,
+    NextTokens,
     Offer,
     Read,
     ReadEach,
@@ -44,6 +47,7 @@ from tests.support.position_costs import growing
 from tests.support.tiers import examples
 
 LAYERS, TOKENS = 6, 24
+BELOW, ABOVE, WHOLE = LayerSpan(0, 2), LayerSpan(2, LAYERS), LayerSpan(0, LAYERS)
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,84 @@ def test_a_decoding_that_is_cut_short_ends_at_the_token_that_was_wanted(case: st
     assert len(runs[0].tokens) == len(runs[0].commits) == tokens
 
 
+@pytest.mark.parametrize("stop", [(1,), (7,), (TOKENS,), (99,)])
+@pytest.mark.parametrize("case", ["plain", "skipdecode"])
+def test_tokens_end_at_a_stop_token(case: str, stop: tuple[int, ...]) -> None:
+    module, choice = CHOICES[case]
+    wanted = min(stop[0], TOKENS)
+    runs = [
+        simulate(steps, wanted, Cluster(1), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
+        for steps in (module.decode(choice, [0], TOKENS, stop=stop), declining(module.decode(choice, [0], TOKENS, stop=stop)))
+    ]
+    assert runs[0] == runs[1]
+    steps = module.decode(choice, [0], TOKENS, stop=stop)
+    assert count(steps, world(case, [0] * 2 * TOKENS), TOKENS).tokens == [*range(1, wanted + 1)]
+
+
+def tokens_beside(others: bool) -> Steps:
+    """Tokens one after another while another process runs or not, and a pass after the last one."""
+    if others:
+        yield Fork((Forward("target", (7,), 0, WHOLE),), (1,))
+    first = Forward("target", (0,), 0, WHOLE, heads=1)
+    if (yield NextTokens(first, (WHOLE,) * 3, "token")) is None:
+        for at in range(3):
+            yield Commit("token", ((yield Read("next", (yield first._replace(tokens=(at,), at=at)))),))
+    yield Commit("token", ((yield Read("next", (yield first._replace(tokens=(3,), at=3)))),))
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
+def test_tokens_beside_other_processes_and_before_further_passes(others: bool, tokens: int) -> None:
+    runs = [
+        simulate(steps, tokens, Cluster(2), UnitCost(LAYERS), World(1, LAYERS))
+        for steps in (tokens_beside(others), declining(tokens_beside(others)))
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0].latency == LAYERS * tokens
+
+
+def test_next_tokens_are_those_of_reads() -> None:
+    """Where reads answer otherwise (early layers, wrong tokens, budgets, other rules) nothing is answered together."""
+
+    class Other(World):
+        def read(self, step: Read) -> Any:
+            return 0
+
+    class OtherLossy(Lossy):
+        def read(self, step: Read) -> Any:
+            return 0
+
+    whole = Forward("target", (4,), 4, WHOLE, heads=1)
+    step, gaps = NextTokens(whole, (WHOLE,) * 3, "token"), LayerSpan(0, LAYERS, ((1, 3),))
+    assert [*(World(1, LAYERS).next_tokens(step) or ())] == [5, 6, 7]
+    assert [*(Lossy(1, LAYERS).next_tokens(step._replace(layers=(gaps, gaps))) or ())] == [5, 6]
+    wrong = (
+        step._replace(first=whole._replace(tokens=(-4,))), step._replace(first=whole._replace(role="draft")),
+        step._replace(first=whole._replace(context_budget=2)), step._replace(first=whole._replace(tree=(-1,))),
+        step._replace(first=whole._replace(batch=Batch.uniform((0,), 4, heads=1))),
+    )  # fmt: skip
+    for each in wrong:
+        assert World(1, LAYERS).next_tokens(each) is Lossy(1, LAYERS).next_tokens(each) is None
+    for layers in (gaps, LayerSpan(0, LAYERS - 1)):
+        assert World(1, LAYERS).next_tokens(step._replace(layers=(WHOLE, layers, WHOLE))) is None
+    assert Other(1, LAYERS).next_tokens(step) is OtherLossy(1, LAYERS).next_tokens(step) is None
+    assert Lossy(1, LAYERS, [STAYS] * 9).next_tokens(step) is None
+
+
+@given(st.integers(0, 3), st.integers(1, 5), st.sampled_from([WHOLE, LayerSpan(0, 2), LayerSpan(0, LAYERS, ((1, 3),))]))
+def test_many_passes_leave_the_rows_of_each(before: int, passes: int, span: LayerSpan) -> None:
+    """With and without skipped layers, also after passes through all layers."""
+    one, all_ = Cache(), Cache()
+    for cache in (one, all_):
+        if before:
+            cache.write(Forward("target", tuple(range(before)), 0, WHOLE))
+    step = Forward("target", (before,), before, span, heads=1)
+    for number in range(passes):
+        one.write(step._replace(tokens=(before + number,), at=before + number))
+    all_.write_all(step, passes)
+    assert one.rows == all_.rows
+
+
 @pytest.mark.parametrize("units", [1, 2, 3])
 @pytest.mark.parametrize("more", [{}, {"link": 0.5}, {"dispatch": 0.25}, {"promotion": 0.5}])
 @pytest.mark.parametrize("case", ["ppd", "ppd, late exit", "ppd, early exit"])
@@ -139,9 +221,6 @@ def test_sub_processes_that_wait_or_travel_are_not_begun_together(case: str, mor
             for steps in (module.decode(choice, [0], TOKENS), declining(module.decode(choice, [0], TOKENS)))
         ]
         assert runs[0] == runs[1]
-
-
-BELOW, ABOVE, WHOLE = LayerSpan(0, 2), LayerSpan(2, LAYERS), LayerSpan(0, LAYERS)
 
 
 def forked(tokens: tuple[int, ...], units: tuple[int, ...], at: int = 1) -> Steps:
