@@ -24,7 +24,7 @@ from model.methods.early_exit.theory import work
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as skip_paths
 from model.methods.skipdecode import theory as skipping
-from model.steps import Commit, Forward, LayerSpan, Read, Steps
+from model.steps import Commit, Forward, LayerSpan, Read, Steps, declining
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support.exact import near
@@ -53,6 +53,7 @@ def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
     """Position, first and last layer, heads and other fields of every pass."""
     found: list[tuple[Any, ...]] = []
     answer: Any = None
+    steps = declining(steps)
     while True:
         try:
             step: Any = steps.send(answer)
@@ -120,7 +121,7 @@ def test_prompt_is_processed_except_its_last_token(prompt: int) -> None:
     """In one pass through all layers; the last token starts the decoding."""
     choices = skip(), leave(), leave(fill="backfill"), leave(exit_layer=2)
     for algorithm, choice in zip((skipdecode, early_exit, early_exit, early_exit), choices, strict=True):
-        steps: Steps = algorithm.decode(choice, [*range(prompt)], 2)
+        steps = declining(algorithm.decode(choice, [*range(prompt)], 2))
         first = next(steps)
         assert isinstance(first, Forward)
         if prompt > 1:
