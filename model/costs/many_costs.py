@@ -39,6 +39,20 @@ def joined(costs: Sequence[StepCosts]) -> StepCosts:
     return UnitCosts(costs) if all(type(each) is UnitCost for each in costs) else PricedTogether(costs)
 
 
+def joined_groups(groups: Sequence[Sequence[StepCosts]]) -> StepCosts:
+    """`joined` of all costs of several groups, one after another; those that differ in numbers only are not made singly.
+
+    >>> groups = [UnitCost(4, cost_ratio=0.5)], VariedCosts(UnitCost(4), {"cost_ratio": np.array([0.25, 0.75])})
+    >>> joined_groups(groups).draft_times().tolist()
+    [2.0, 1.0, 3.0]
+    """
+    if len(groups) == 1:
+        return joined(groups[0])
+    if not any(isinstance(group, VariedCosts) for group in groups):
+        return joined([cost for group in groups for cost in group])
+    return UnitCosts.concatenated([UnitCosts.varied(each) if isinstance(each, VariedCosts) else UnitCosts(each) for each in groups])
+
+
 class VariedCosts(Sequence[UnitCost]):
     """Costs in layer-times that differ from `first` in some numbers only; a single one is made when it is asked for.
 
@@ -113,6 +127,27 @@ class UnitCosts(UnitCost):
         vars(found).update(values)
         return found
 
+    @staticmethod
+    def concatenated(parts: Sequence[UnitCosts]) -> UnitCosts:
+        """All costs, one part after another."""
+        sizes = [len(vars(part)["final_head"]) for part in parts]
+        values: dict[str, Any] = {"layers": parts[0].layers}
+        for name in _NUMBERS:
+            each = [getattr(part, name) for part in parts]
+            values[name] = None if any(one is None for one in each) else np.concatenate(each)
+        if all("depths" not in vars(part) for part in parts):
+            values["layer_times"] = None
+        else:
+            depths = [[np.broadcast_to(depth, size) for depth in part.depths] for part, size in zip(parts, sizes, strict=True)]
+            values["depths"] = tuple(np.concatenate(column) for column in zip(*depths, strict=True))
+        curves = [vars(part)["_curves"] for part in parts]
+        begins = np.cumsum([0, *(len(each) for each in curves)])
+        which = [begin + vars(part)["_curve_of"] for begin, part in zip(begins[:-1], parts, strict=True)]
+        values |= {"_curves": [curve for each in curves for curve in each], "_curve_of": np.concatenate(which)}
+        found = object.__new__(UnitCosts)
+        vars(found).update(values)
+        return found
+
     def __init__(self, costs: Sequence[Any]) -> None:
         values: dict[str, Any] = {"layers": costs[0].layers}
         for name, column in zip(_NUMBERS, zip(*map(_numbers_of, costs), strict=True), strict=True):
@@ -157,6 +192,10 @@ class PricedTogether(StepCosts):
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` positions, by cost."""
         return np.stack(np.broadcast_arrays(*(each.times(shape, at) for each in self.costs)))
+
+    def within_budgets(self, budgets: Mapping[str, int]) -> PricedTogether:
+        """See `StepCosts`."""
+        return PricedTogether([each.within_budgets(budgets) for each in self.costs]) if budgets else self
 
     def has_model(self, role: str) -> bool:
         """True if the time of passes of this model is known to all costs."""

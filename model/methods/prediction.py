@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar, overload
@@ -217,10 +218,13 @@ def predict_by_decoding(
 
 def _joined_costs(groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp]) -> StepCosts:
     """Costs of these choices as one; `group` has the group of each."""
-    costs = groups.groups[int(group[0])].costs
-    if isinstance(costs, VariedCosts) and (group == group[0]).all():
-        return many_costs.joined(costs.at(choices - groups.starts[group[0]]))
-    return many_costs.joined([groups[each].cost for each in choices.tolist()])
+    bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), group.size]
+    parts = []
+    for start, stop in itertools.pairwise(bounds):
+        number = int(group[start])
+        costs, places = groups.groups[number].costs, choices[start:stop] - groups.starts[number]
+        parts.append(costs.at(places) if isinstance(costs, VariedCosts) else [costs[place] for place in places.tolist()])
+    return many_costs.joined_groups(parts)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from model.costs.many_costs import UnitCosts, VariedCosts, joined
 from model.costs.step_costs import ALL_LAYERS, PassShape
 from model.methods import registry
 from model.methods.prediction import ChoiceGroup, GroupedChoices, PredictionPoints
-from model.methods.speculative import alike_rounds
 from model.outcomes.outcome_laws import Iid
 from model.steps import LayerSpan
 from sim.scenarios import cases
@@ -130,10 +129,9 @@ BAD: tuple[Any, ...] = (-0.5, 1e-14, 1.5, 1e10, math.nan, math.inf, "x", True, 1
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Resolve every part alone, and leave speculative decoding to the rounds of any law."""
+    """Resolve every part alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(point_blocks, "_number_axes", lambda grid: ({}, {}))
-        patch.setattr(alike_rounds, "covers", lambda points: False)
         yield
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.methods.rounds.round_laws import Rounds
-from model.methods.rounds.round_starts import RoundDecoding, RoundSteps
+from model.methods.rounds.round_starts import RoundSteps, survival_of
 from model.outcomes.outcome_laws import Chain
 
 Floats = NDArray[np.float64]
@@ -76,13 +76,12 @@ def places_of_rounds(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) 
     >>> places_of_rounds([Iid(0.5)], 1, 3).mass[:, 0].tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 0.25]]
     """
-    survival = [RoundDecoding(draft_length, tokens, law).survival for law in laws]
-    known = [each for each in survival if each is not None]
-    if len(known) < len(laws):
+    known = survival_of(laws, draft_length)
+    if known is None:
         return _places_of_dependent(laws, draft_length, tokens)
     # The last drafts are cut, which does not matter before the end: what they accept ends the sequence.
     bounds = np.zeros((len(laws), draft_length + 2, 1))
-    bounds[:, 0], bounds[:, 1:-1, 0] = 1.0, np.reshape(known, (len(laws), draft_length))
+    bounds[:, 0], bounds[:, 1:-1, 0] = 1.0, known
     ends = bounds[:, :-1] - bounds[:, 1:]
     mass, after = np.zeros((2, tokens, len(laws), tokens))
     mass[0, :, 0] = 1.0

@@ -14,7 +14,6 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,11 @@ from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, predict_by_decoding
-from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, round_prices, slowest_of
+from model.methods.rounds.prices_of_rounds import operations_of, round_prices, slowest_of
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
-from model.methods.rounds.round_moments import Moments, moments_of_prediction
+from model.methods.rounds.round_moments import predict_rounds
 from model.methods.rounds.round_starts import starts_by_accepted, starts_of_laws
-from model.methods.speculative import alike_rounds, engine_dialects, static_batches
+from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
 from model.outcomes.outcome_laws import Chain, Iid
@@ -66,46 +65,26 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, which are computed together for all laws and costs."""
     for parameters, tokens, _ in points.groups().groups:
         parameters.check_tokens(tokens)
-    if alike_rounds.covers(points):
-        return alike_rounds.predict_points(points)
-    batched = np.array([each.parameters.decoded_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
-    several = np.array([each.parameters.concurrent_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
+    batched = points.of_choices(lambda each: each.parameters.decoded_sequences) > 1
+    several = points.of_choices(lambda each: each.parameters.concurrent_sequences) > 1
     parts = (~batched, _of_one_sequence), (batched & ~several, _of_one_after_another), (batched & several, _of_static_batches)
     index = [(np.flatnonzero(mine), of) for mine, of in parts if mine.any()]
-    found = [of(_used(points.at(mine))) for mine, of in index]
+    found = [of(points.at(mine)) for mine, of in index]
     return Prediction.joined(found).at(np.argsort(np.concatenate([mine for mine, _ in index])))
-
-
-def _used(points: PredictionPoints[Parameters]) -> PredictionPoints[Parameters]:
-    """The same points, with only those choices that they use."""
-    used, choice = np.unique(points.choice, return_inverse=True)
-    return replace(points, choices=[points.choices[each] for each in used.tolist()], choice=choice)
 
 
 def _of_one_sequence(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of one sequence, or of one of a batch that is kept full."""
-    prices = [prices_of(*each) for each in points.choices]
-    return _of_moments(points, moments_of_prediction(points, prices), [price for price, _ in prices])
+    return predict_rounds(points, prices_of)
 
 
 def _of_one_after_another(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of several sequences, one at a time."""
-    prices = [prices_of(*each)[0] for each in points.choices]
-    return _of_moments(points, static_batches.one_after_another(points), prices)
-
-
-def _of_moments(points: PredictionPoints[Parameters], of_rounds: Moments, prices: Sequence[RoundPrices]) -> Prediction:
-    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each in prices])[points.choice]
-    units = points.of_choices(lambda each: each.parameters.units)
-    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
-    times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
-    return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
+    return predict_by_decoding(static_batches.one_after_another, points, static_batches.prices_of_each)
 
 
 def _of_static_batches(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of static batches of several sequences."""
-    priced = [each._replace(cost=each.parameters.draft_costs(each.cost)) for each in points.choices]
-    points = replace(points, choices=priced)
     return predict_by_decoding(static_batches.predict_decodings, points, static_batches.prices_of_each)
 
 
