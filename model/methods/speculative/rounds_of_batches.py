@@ -33,6 +33,8 @@ _TOGETHER = 60_000
 """Numbers in products over sequences that are computed together, so that they stay in the cache of a processor."""
 _KEPT = 32_000
 """Largest size of a cached result, in numbers."""
+_NEVER = 1e-25
+"""Probability of a round that changes no sum over rounds, whose first one is certain, beyond rounding."""
 _MOST_ALIKE = 500
 """Largest group of equal sequences; larger ones overflow binomial coefficients."""
 _STRETCHES = 4
@@ -62,7 +64,8 @@ class ExpectedRounds(NamedTuple):
 class PlacesOfRounds(NamedTuple):
     """Probabilities that a sequence has an r-th round and where it starts; arrays of shape (rounds, laws, positions).
 
-    `after_full_draft` is the part of `mass` that follows a completely accepted draft.
+    `after_full_draft` is the part of `mass` that follows a completely accepted draft. Rounds that are less likely than `_NEVER` under
+    all laws are left out.
     """
 
     mass: Floats
@@ -80,19 +83,19 @@ def places_of_rounds(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) 
     if known is None:
         return _places_of_dependent(laws, draft_length, tokens)
     # The last drafts are cut, which does not matter before the end: what they accept ends the sequence.
-    bounds = np.zeros((len(laws), draft_length + 2, 1))
-    bounds[:, 0], bounds[:, 1:-1, 0] = 1.0, known
-    ends = bounds[:, :-1] - bounds[:, 1:]
-    mass, after = np.zeros((2, tokens, len(laws), tokens))
-    mass[0, :, 0] = 1.0
-    for number in range(tokens - 1):
-        here, following = mass[number], mass[number + 1]
-        last = min(number * (draft_length + 1), tokens - 1) + 1  # no round starts later
-        for accepted in range(draft_length + 1):
-            stop = max(min(last, tokens - 1 - accepted), number)
-            following[:, number + accepted + 1 : stop + accepted + 1] += here[:, number:stop] * ends[:, accepted]
+    bounds = np.zeros((draft_length + 2, len(laws), 1))
+    bounds[0], bounds[1:-1, :, 0] = 1.0, known.T
+    ends = bounds[:-1] - bounds[1:]
+    by_position = np.zeros((tokens + draft_length + 1, len(laws), tokens + 1))
+    by_position[0, :, 0] = 1.0
+    for at in range(tokens - 1):  # at most `at` rounds are before
+        by_position[at + 1 : at + 2 + draft_length, :, 1 : at + 2] += ends * by_position[at, :, : at + 1]
+    mass = np.moveaxis(by_position[:tokens, :, :tokens], 0, -1).swapaxes(0, 1)
+    rounds = int(np.flatnonzero(mass.sum(axis=-1).max(axis=1) >= _NEVER)[-1]) + 1
+    mass = np.ascontiguousarray(mass[:rounds])
+    after = np.zeros_like(mass)
     if draft_length:
-        after[1:, :, draft_length + 1 :] = mass[:-1, :, : -draft_length - 1] * ends[:, draft_length]
+        after[1:, :, draft_length + 1 :] = mass[:-1, :, : -draft_length - 1] * ends[draft_length]
     return PlacesOfRounds(mass, after)
 
 
@@ -202,8 +205,8 @@ def room_chances(mass: Floats, draft_length: int, length: int) -> Floats:
     >>> room_chances(mass, 1, 3)[0].tolist()  # its second round has two tokens left, or one
     [[0.0, 1.0], [0.5, 0.5], [0.25, 0.0]]
     """
-    tokens, laws, _ = mass.shape
-    found = np.zeros((laws, tokens, draft_length + 1))
+    rounds, laws, _ = mass.shape
+    found = np.zeros((laws, rounds, draft_length + 1))
     for room in range(min(draft_length, length)):
         found[..., room] = mass[..., length - 1 - room].T
     found[..., draft_length] = mass[..., : max(length - draft_length, 0)].sum(axis=-1).T
@@ -264,14 +267,14 @@ def _of_groups(groups: Sequence[Group]) -> list[Floats]:
 
 def _placed(places: PlacesOfRounds, ended: dict[int, Floats], draft_length: int, lengths: tuple[int, ...]) -> Floats:
     """Expected rounds by the cells of `cells_of`; shape (laws, 2, sequences + 1, cells)."""
-    tokens, laws, _ = places.mass.shape
+    rounds, laws, tokens = places.mass.shape
     low, alike = _first_cut(draft_length, lengths), Counter(lengths)
     late = (tokens - low) * draft_length
-    numbers = 2 * tokens * (tokens + late) * (1 if len(alike) == 1 else len(lengths) + 1)
+    numbers = 2 * rounds * (tokens + late) * (1 if len(alike) == 1 else len(lengths) + 1)
     size = max(_TOGETHER // numbers, 1)
     # "None beyond a position", then "none beyond a position and none with more than this room".
     sums = np.zeros((laws, 2, len(lengths) + 1, tokens + late))
-    begins = np.unique(np.linspace(0, tokens, _STRETCHES + 1).astype(int)).tolist()
+    begins = np.unique(np.linspace(0, rounds, _STRETCHES + 1).astype(int)).tolist()
     for first in range(0, laws, size):
         part = slice(first, first + size)
         mass, after = (np.swapaxes(each[:, part], 0, 1) for each in places)
@@ -300,7 +303,7 @@ def _until(mass: Floats, after: Floats, draft_length: int, length: int, low: int
     `mass` and `after` have shape (laws, rounds, positions). Shape (laws, 2, rounds, cells); index 0 of the second axis is without
     completely accepted drafts before, index 1 with any.
     """
-    tokens = mass.shape[1]
+    tokens = mass.shape[-1]
     chance = np.stack([np.maximum(mass - after, 0.0), mass], axis=1)
     chance[..., length:] = 0.0
     until = np.cumsum(chance, axis=-1)
