@@ -5,6 +5,8 @@ For closed forms only: passes are not split into layers, and starting processes 
 
 from __future__ import annotations
 
+import itertools
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
@@ -34,8 +36,8 @@ def joined(costs: Sequence[StepCosts]) -> StepCosts:
     >>> cost.plain_times().tolist(), cost.draft_times().tolist(), cost.verify_times([1, 2]).tolist()
     ([4.0, 5.0], [2.0, 1.25], [[4.0, 4.0], [5.0, 5.0]])
     """
-    if isinstance(costs, VariedCosts):
-        return UnitCosts.varied(costs)
+    if isinstance(costs, Varied):
+        return costs.joined()
     return UnitCosts(costs) if all(type(each) is UnitCost for each in costs) else PricedTogether(costs)
 
 
@@ -46,14 +48,35 @@ def joined_groups(groups: Sequence[Sequence[StepCosts]]) -> StepCosts:
     >>> joined_groups(groups).draft_times().tolist()
     [2.0, 1.0, 3.0]
     """
-    if len(groups) == 1:
-        return joined(groups[0])
-    if not any(isinstance(group, VariedCosts) for group in groups):
-        return joined([cost for group in groups for cost in group])
-    return UnitCosts.concatenated([UnitCosts.varied(each) if isinstance(each, VariedCosts) else UnitCosts(each) for each in groups])
+    parts: list[Sequence[StepCosts]] = []
+    for several, some in itertools.groupby(groups, lambda group: isinstance(group, Varied)):
+        parts += some if several else [[cost for group in some for cost in group]]
+    each = [joined(part) for part in parts]
+    if len(each) == 1:
+        return each[0]
+    units = [part for part in each if isinstance(part, UnitCosts)]
+    return UnitCosts.concatenated(units) if len(units) == len(each) else OneAfterAnother(each)
 
 
-class VariedCosts(Sequence[UnitCost]):
+class Varied(Sequence[StepCosts]):
+    """Costs that differ from `first` in some numbers only; a single one is made when it is asked for."""
+
+    first: StepCosts
+
+    @abstractmethod
+    def at(self, index: NDArray[np.intp]) -> Varied:
+        """A subset of the costs, in this order."""
+
+    @abstractmethod
+    def joined(self) -> StepCosts:
+        """All of them as one; see `joined`."""
+
+    @abstractmethod
+    def passes_only(self) -> Sequence[StepCosts]:
+        """Each without overheads; see `StepCosts.passes_only`."""
+
+
+class VariedCosts(Varied):
     """Costs in layer-times that differ from `first` in some numbers only; a single one is made when it is asked for.
 
     Parameters
@@ -69,7 +92,8 @@ class VariedCosts(Sequence[UnitCost]):
     """
 
     def __init__(self, first: UnitCost, numbers: Mapping[str, NDArray[Any]]) -> None:
-        self.first, self.numbers = first, numbers
+        self.first: UnitCost = first
+        self.numbers = numbers
         self._same = {name: getattr(first, name) for name in _FIELDS}
         self._size = len(next(iter(numbers.values())))
 
@@ -95,6 +119,10 @@ class VariedCosts(Sequence[UnitCost]):
     def at(self, index: NDArray[np.intp]) -> VariedCosts:
         """A subset of the costs, in this order."""
         return VariedCosts(self.first, {name: values[index] for name, values in self.numbers.items()})
+
+    def joined(self) -> UnitCosts:
+        """All of them as one; see `joined`."""
+        return UnitCosts.varied(self)
 
     def passes_only(self) -> Sequence[UnitCost]:
         """Each without overheads; see `UnitCost.passes_only`."""
@@ -178,6 +206,32 @@ class UnitCosts(UnitCost):
     def operations(self, role: str) -> Any:
         """Operations per token in a pass of this model relative to the target, by cost [-]; nan without a ratio."""
         return getattr(self, OPERATIONS[role])
+
+
+class OneAfterAnother(StepCosts):
+    """Costs of several parts, each of which has a leading axis of costs."""
+
+    def __init__(self, parts: Sequence[StepCosts]) -> None:
+        self.parts = parts
+        self.layers, self.uniform = parts[0].layers, parts[0].uniform
+        for name in ("link", "promotion", "draft_devices"):
+            setattr(self, name, np.concatenate([getattr(each, name) for each in parts]))
+
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        """Time of a pass of this shape after `at` positions, by cost."""
+        return np.concatenate([each.times(shape, at) for each in self.parts])
+
+    def within_budgets(self, budgets: Mapping[str, int]) -> OneAfterAnother:
+        """See `StepCosts`."""
+        return OneAfterAnother([each.within_budgets(budgets) for each in self.parts]) if budgets else self
+
+    def has_model(self, role: str) -> bool:
+        """True if the time of passes of this model is known to all costs."""
+        return all(each.has_model(role) for each in self.parts)
+
+    def operations(self, role: str) -> Any:
+        """Operations per token in a pass of this model relative to the target, by cost [-]."""
+        return np.concatenate([each.operations(role) for each in self.parts])
 
 
 class PricedTogether(StepCosts):

@@ -99,6 +99,8 @@ class PassSeconds(StepCosts):
     """Cache of times of a layer, by (role, width, sequences, context budget) and position."""
     _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes with their errors, by shape and position."""
+    _operations: dict[tuple[str, int], float] = field(default_factory=dict, init=False, repr=False)
+    """Cache of ratios of operations, by role and prompt."""
     _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
     _within: dict[tuple[tuple[str, int], ...], Self] = field(default_factory=dict, init=False, repr=False)
 
@@ -187,7 +189,7 @@ class PassSeconds(StepCosts):
         most = np.inf if context_budget is None else context_budget - self.prompt  # of the positions after the prompt
         mean = np.minimum(np.asarray(at, dtype=np.float64), most)
         if self.others_position is not None and self.batch > 1:
-            mean = (mean + (self.batch - 1) * min(self.others_position, most)) / self.batch
+            mean = (mean + (self.batch - 1) * np.minimum(self.others_position, most)) / self.batch
         return self.prompt + mean
 
     # --- A pass ---
@@ -262,12 +264,10 @@ class PassSeconds(StepCosts):
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` output positions [s]."""
-        if shape.context_budget is None and shape.role in self.context_budgets:
-            shape = shape._replace(context_budget=self.context_budgets[shape.role])
-        where = np.asarray(at)
+        shape, where = self._within_budget(shape), np.asarray(at)
         single = isinstance(shape.width, int) and isinstance(shape.sequences, int) and isinstance(shape.heads, int)
         if not single or where.dtype.kind not in "iu":
-            return self._at_end(shape, self._total(shape, where), where)
+            return self.computed_times(shape, where)
         table, last = self._times.get(shape), int(where.max(initial=0))
         if table is None or table.size <= last:
             positions, total = np.arange(max(last + 1, _GROWTH, 0 if table is None else 2 * table.size)), self._totals.get(shape)
@@ -276,6 +276,17 @@ class PassSeconds(StepCosts):
             estimate = Estimate(*(each[: positions.size] for each in total))
             table = self._times[shape] = self._at_end(shape, estimate, positions)
         return np.asarray(table[where])
+
+    def _within_budget(self, shape: PassShape) -> PassShape:
+        """The shape with the context budget of its role, unless it has one."""
+        if shape.context_budget is None and shape.role in self.context_budgets:
+            return shape._replace(context_budget=self.context_budgets[shape.role])
+        return shape
+
+    def computed_times(self, shape: PassShape, at: ArrayLike) -> Floats:
+        """`times` without a table [s]."""
+        shape = self._within_budget(shape)
+        return self._at_end(shape, self._total(shape, at), at)
 
     def _total(self, shape: PassShape, at: ArrayLike) -> Estimate:
         """Time of a whole pass, broadcast over positions, widths and numbers of sequences."""
@@ -334,8 +345,14 @@ class PassSeconds(StepCosts):
 
     def operations(self, role: str) -> float:
         """Operations per token in a pass of this model relative to the target, at position `middle` [-]."""
-        counts = [self.hardware(each).shape.operations(1, self.prompt + self.middle, heads=1) for each in (role, "target")]
-        return counts[0] / counts[1]
+        return self.operations_after(role, self.prompt)
+
+    def operations_after(self, role: str, prompt: int) -> float:
+        """`operations` with this number of cached positions at output position 0; each is computed once."""
+        if (role, prompt) not in self._operations:
+            counts = [self.hardware(each).shape.operations(1, prompt + self.middle, heads=1) for each in (role, "target")]
+            self._operations[role, prompt] = counts[0] / counts[1]
+        return self._operations[role, prompt]
 
 
 def share_of_rows(shape: Shape) -> float:

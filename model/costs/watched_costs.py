@@ -1,10 +1,17 @@
-"""Dependence of a value on single numbers of a cost: what does not read a number is the same at all of its values."""
+"""Dependence of a value on single numbers of a cost.
+
+What does not read a number is the same at all of its values. What only tests numbers for 0 is the same for all costs that have the
+same zeros.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from model.costs.layer_times import UnitCost
 
@@ -45,3 +52,70 @@ def evaluated(cost: UnitCost, numbers: Collection[str], value: Callable[[UnitCos
     inner |= {"_watched": frozenset(numbers), "_read": read}
     found = value(copy)
     return found, bool(read)
+
+
+class _IsReadError(Exception):
+    """A number is used otherwise than in a test for 0."""
+
+
+def _refuse(self: Any, *_: Any) -> Any:
+    raise _IsReadError
+
+
+class _Tested:
+    """A number that can be tested for 0, and for nothing else."""
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __bool__(self) -> bool:
+        return self._value
+
+
+_OPERATIONS = (
+    "eq ne lt le gt ge hash float int index complex neg pos abs round add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv"
+    " mod rmod pow rpow divmod rdivmod array array_ufunc array_function len iter format str repr getattr"
+)
+for _operation in _OPERATIONS.split():
+    setattr(_Tested, f"__{_operation}__", _refuse)
+
+
+def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], Value]) -> Value | None:
+    """Value of a function of a cost (a dataclass) that may test these numbers for 0; None if it uses one of them otherwise.
+
+    The function gets a copy without anything that was computed from the numbers.
+
+    >>> cost = UnitCost(4, cost_ratio=0.5)
+    >>> tested_alone(cost, {"link": 2.0}, lambda cost: cost.has_overheads(2)), tested_alone(cost, {"link": 2.0}, lambda cost: 2 * cost.link)
+    (True, None)
+    """
+    copy = object.__new__(type(cost))
+    for field in fields(cost):
+        made = None if field.init or field.default_factory is MISSING else field.default_factory()
+        vars(copy)[field.name] = getattr(cost, field.name) if field.init else made
+    vars(copy).update({name: _Tested(bool(number)) for name, number in numbers.items()})
+    try:
+        found = value(copy)
+    except Exception:  # whatever a number that is none leads to: the value is then computed from each cost
+        return None
+    return None if isinstance(found, _Tested) else found
+
+
+def values(cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Any]) -> NDArray[Any] | None:
+    """Value of a function of each of several costs that differ in these numbers; None if it must be computed from each.
+
+    >>> values(UnitCost(4), {"link": np.array([0.0, 1.0, 2.0])}, lambda cost: cost.has_overheads(2)).tolist()
+    [False, True, True]
+    """
+    size = len(next(iter(numbers.values())))
+    one, varies = evaluated(cost, numbers, value)
+    if not varies:
+        return np.full(size, one)
+    kind = sum((each != 0) << place for place, each in enumerate(numbers.values()))
+    kinds, index = np.unique(kind, return_inverse=True)
+    found = []
+    for each in kinds.tolist():
+        found.append(tested_alone(cost, {name: each >> place & 1 for place, name in enumerate(numbers)}, value))
+        if found[-1] is None:
+            return None
+    return np.array(found)[index]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.costs import many_costs, watched_costs
-from model.costs.many_costs import VariedCosts
+from model.costs.many_costs import Varied, VariedCosts
 from model.costs.step_costs import StepCosts
 from model.methods.method_parameters import MethodParameters
 
@@ -67,13 +67,16 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         """Value of each choice; evaluated once for a group whose costs vary in numbers that it does not read."""
         found = []
         for parameters, tokens, costs in self.groups:
+            same: Any = None
             if isinstance(costs, VariedCosts):
-                one, varies = watched_costs.evaluated(
+                same = watched_costs.values(
                     costs.first, costs.numbers, lambda cost: value(MethodChoice(parameters, tokens, cost))  # noqa: B023  called here
                 )
-                if not varies:
-                    found.append(np.full(len(costs), one))
-                    continue
+            elif isinstance(costs, Varied):
+                same = _without_cost(value, parameters, tokens)
+            if same is not None:
+                found.append(np.broadcast_to(same, len(costs)))
+                continue
             found.append(np.array([value(MethodChoice(parameters, tokens, cost)) for cost in costs]))
         return np.concatenate(found).astype(np.float64)
 
@@ -83,6 +86,23 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
             np.atleast_1d(group.parameters.plain_time(group.tokens, many_costs.joined(group.costs)))
             for group in self.groups
         ])  # fmt: skip
+
+
+class _CostIsRead(Exception):
+    """A value depends on the cost."""
+
+
+class _NoCost:
+    def __getattribute__(self, name: str) -> Any:
+        raise _CostIsRead
+
+
+def _without_cost(value: Callable[[MethodChoice[Any]], float], parameters: Any, tokens: int) -> float | None:
+    """Value of a choice if it does not depend on the cost, else None."""
+    try:
+        return value(MethodChoice(parameters, tokens, _NoCost()))  # type: ignore[arg-type]
+    except _CostIsRead:
+        return None
 
 
 @dataclass(frozen=True)
@@ -191,7 +211,8 @@ def predict_by_decoding(
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
     kinds, groups = [], points.groups()
     for parameters, tokens, costs in groups.groups:
-        key = id(parameters), tokens, type(costs[0]), costs[0].uniform
+        one = costs.first if isinstance(costs, Varied) else costs[0]
+        key = id(parameters), tokens, type(one), one.uniform
         if key not in seen:
             seen[key] = number.setdefault((parameters, *key[1:]), len(number))
         kinds.append(seen[key])
@@ -223,7 +244,7 @@ def _joined_costs(groups: GroupedChoices[Any], choices: NDArray[np.intp], group:
     for start, stop in itertools.pairwise(bounds):
         number = int(group[start])
         costs, places = groups.groups[number].costs, choices[start:stop] - groups.starts[number]
-        parts.append(costs.at(places) if isinstance(costs, VariedCosts) else [costs[place] for place in places.tolist()])
+        parts.append(costs.at(places) if isinstance(costs, Varied) else [costs[place] for place in places.tolist()])
     return many_costs.joined_groups(parts)
 
 

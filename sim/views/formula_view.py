@@ -17,7 +17,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
-from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, flops_and_bytes
 from model.methods import registry
 from model.methods.prediction import ChoiceGroup, GroupedChoices, Prediction, PredictionPoints, by_outcome
@@ -115,7 +114,7 @@ def _cost_columns(points: PointBlock) -> pl.DataFrame:
         rest = [point_columns.of_costs_but_ratios(group.member(place)) for place in places.tolist()] if varies else [row]
         which[part] = np.arange(len(rows), len(rows) + places.size) if varies else len(rows)
         rows += [ratios | each for each in rest]
-        for name in ratios:
+        for name in (*ratios, *point_columns.ON_HARDWARE):
             values = group.numbers(name)
             if values is not None:
                 numbers.setdefault(name, []).append((part, values[places]))
@@ -225,7 +224,7 @@ def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Predic
     begins = 0
     for points, _, costs, _ in asked:
         for group, _, places in points.segments:
-            each = group.at(places).costs_of(lambda case: _cost(case, costs), passes_only=costs == "passes")  # noqa: B023  called here
+            each = group.at(places).costs_of(costs)
             groups.append(ChoiceGroup(group.first.parameters, group.first.settings.tokens, each))
         choice.append(begins + points.used_choices[1])
         begins += points.used_choices[0].size
@@ -262,13 +261,6 @@ def _in_devices(prediction: Prediction, asked: _Priced) -> Prediction:
     return replace(
         prediction, busy=prediction.busy * tensor_parallel, units_ratio=prediction.units_ratio * tensor_parallel, units=devices
     )
-
-
-def _cost(case: Case, which: str) -> StepCosts:
-    if which in ("cost", "passes") or case.hardware is None:
-        return case.cost
-    slow, fast = case.hardware.ends
-    return slow if which == "slow" else fast
 
 
 def _with_passes(
