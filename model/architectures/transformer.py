@@ -399,8 +399,10 @@ class Shape:
         row = self.cache_bytes(1)
         return self._sum(lambda kind: row * (context if kind.window is None else min(context, kind.window.size)))
 
-    def operations(self, width: int, context: int, layers: int | None = None, *, heads: int = 0) -> int:
+    def operations(self, width: int, context: Any, layers: int | None = None, *, heads: int = 0) -> Any:
         """Operations of a pass over `width` positions after `context` cached ones, through `layers` layers (default: all).
+
+        `context` is a whole number, or an array of whole numbers; the result is like it.
 
         2 per weight and position, plus 4 heads head_dim per position and position that it attends to, itself included. `heads`
         positions are projected onto the vocabulary. Attention over encoder positions is left out. The weights that compute the
@@ -413,10 +415,10 @@ class Shape:
         """
         depth = self._depth(layers)
         checks.whole("width", width, 1)
-        checks.whole("context", context, 0)
+        checks.whole("context", np.min(context, initial=0) if np.ndim(context) else context, 0)
         checks.whole("heads", heads, 0, width, "width")
 
-        def through(kind: Shape) -> int:
+        def through(kind: Shape) -> Any:
             attended = _attended(kind, width, context)
             return 2 * width * int(kind.active_layer_weights) + self.attended_flops * attended
 
@@ -738,7 +740,8 @@ def windowed(kind: Shape, width: ArrayLike, context: ArrayLike) -> Floats:
     return np.asarray(growing * past + growing * (growing + 1) / 2 + (w - growing) * size)
 
 
-def _attended(kind: Shape, width: int, context: int) -> int:
+def _attended(kind: Shape, width: int, context: Any) -> Any:
     if kind.window is None:
         return width * context + width * (width + 1) // 2
-    return int(windowed(kind, width, context))
+    attended = windowed(kind, width, context)
+    return np.asarray(attended).astype(np.int64) if np.ndim(context) else int(attended)

@@ -132,8 +132,7 @@ class ManySeconds(StepCosts):
         prompts = self.costs.numbers.get("prompt")
         if prompts is None:
             return np.full(len(self.costs), self.costs.first.operations(role))
-        each, index = np.unique(prompts, return_inverse=True)
-        return np.array([self.costs.first.operations_after(role, prompt) for prompt in each.tolist()])[index]
+        return self.costs.first.operations_after(role, prompts)
 
     def _with_axes(self, axes: int) -> _ByCost:
         """Costs whose numbers are arrays of shape (costs, 1, ..., 1), with this number of further axes."""

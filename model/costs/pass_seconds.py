@@ -99,8 +99,6 @@ class PassSeconds(StepCosts):
     """Cache of times of a layer, by (role, width, sequences, context budget) and position."""
     _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes with their errors, by shape and position."""
-    _operations: dict[tuple[str, int], float] = field(default_factory=dict, init=False, repr=False)
-    """Cache of ratios of operations, by role and prompt."""
     _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
     _within: dict[tuple[tuple[str, int], ...], Self] = field(default_factory=dict, init=False, repr=False)
 
@@ -345,14 +343,13 @@ class PassSeconds(StepCosts):
 
     def operations(self, role: str) -> float:
         """Operations per token in a pass of this model relative to the target, at position `middle` [-]."""
-        return self.operations_after(role, self.prompt)
+        ratio: float = self.operations_after(role, self.prompt)
+        return ratio
 
-    def operations_after(self, role: str, prompt: int) -> float:
-        """`operations` with this number of cached positions at output position 0; each is computed once."""
-        if (role, prompt) not in self._operations:
-            counts = [self.hardware(each).shape.operations(1, prompt + self.middle, heads=1) for each in (role, "target")]
-            self._operations[role, prompt] = counts[0] / counts[1]
-        return self._operations[role, prompt]
+    def operations_after(self, role: str, prompt: Any) -> Any:
+        """`operations` with this number of cached positions at output position 0, or each of several."""
+        counts = [self.hardware(each).shape.operations(1, prompt + self.middle, heads=1) for each in (role, "target")]
+        return counts[0] / counts[1]
 
 
 def share_of_rows(shape: Shape) -> float:

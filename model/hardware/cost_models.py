@@ -9,7 +9,7 @@ overhead of an engine per step to any of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -251,12 +251,24 @@ def memory(
     >>> round(device.weights / 1e9, 1), round(device.cache / 1e9, 1), device.share < 1
     (26.0, 26.8, True)
     """
+    how = {"batch": batch, "tensor_parallel": tensor_parallel, "also": also, "draft_budget": draft_budget}
+    return memory_at(shape, available, [context], **how)[0]  # type: ignore[arg-type]
+
+
+def memory_at(
+    shape: Shape, available: float, contexts: Iterable[int], *, batch: int = 1, tensor_parallel: int = 1,
+    also: tuple[Shape, ...] = (), draft_budget: int | Sequence[int | None] | None = None,
+) -> list[DeviceMemory]:  # fmt: skip
+    """`memory` with sequences of each of several numbers of positions."""
     parts = [shape.shard(tensor_parallel), *also]
     weights = float(sum(each.weight_bytes for each in parts))
     budgets = draft_budget if isinstance(draft_budget, Sequence) else [draft_budget] * len(also)
-    kept = [context, *[context if budget is None else min(context, budget) for budget in budgets]]
-    cache = float(sum(each.cache_bytes_at(held) * batch for each, held in zip(parts, kept, strict=True)))
-    return DeviceMemory(weights, cache, available)
+    found = []
+    for context in contexts:
+        kept = [context, *[context if budget is None else min(context, budget) for budget in budgets]]
+        cache = float(sum(each.cache_bytes_at(held) * batch for each, held in zip(parts, kept, strict=True)))
+        found.append(DeviceMemory(weights, cache, available))
+    return found
 
 
 def refuse_too_large(what: DeviceMemory, device: str) -> None:

@@ -116,16 +116,20 @@ class PredictionPoints(Generic[Chosen]):
         `predict` takes; with several kinds of outcomes, laws by outcome name.
     choice, law
         Index into `choices` and `laws` of each point; shape (points,).
+    means
+        Points of which only means are asked: their variances may be nan. None: no point.
     """
 
     choices: Sequence[MethodChoice[Chosen]]
     laws: Sequence[Any]
     choice: NDArray[np.intp]
     law: NDArray[np.intp]
+    means: NDArray[np.bool_] | None = None
 
     def at(self, index: NDArray[np.intp]) -> PredictionPoints[Chosen]:
         """Subset of the points, in this order."""
-        return PredictionPoints(self.choices, self.laws, self.choice[index], self.law[index])
+        means = None if self.means is None else self.means[index]
+        return PredictionPoints(self.choices, self.laws, self.choice[index], self.law[index], means)
 
     def of_choices(self, value: Callable[[MethodChoice[Chosen]], float]) -> Floats:
         """Value of each point's choice; shape (points,)."""
@@ -163,6 +167,8 @@ class DecodingPoints(Generic[Chosen]):
         Distinct costs as one (`model.costs.many_costs.joined`): times have a leading axis of costs.
     law, price
         Index of each point's law and cost; shape (points,).
+    means
+        As of `PredictionPoints`.
     """
 
     parameters: Chosen
@@ -171,27 +177,34 @@ class DecodingPoints(Generic[Chosen]):
     cost: StepCosts
     law: NDArray[np.intp]
     price: NDArray[np.intp]
+    means: NDArray[np.bool_] | None = None
 
     def at(self, index: NDArray[np.intp]) -> DecodingPoints[Chosen]:
         """Subset of the points, in this order, with the laws that they use."""
         used, law = np.unique(self.law[index], return_inverse=True)
-        return replace(self, laws=[self.laws[each] for each in used.tolist()], law=law, price=self.price[index])
+        means = None if self.means is None else self.means[index]
+        return replace(self, laws=[self.laws[each] for each in used.tolist()], law=law, price=self.price[index], means=means)
 
     def linear(self, counts: Floats, prices: Floats) -> Floats:
         """Sum over events of count x price at each point; counts have shape (events, laws), prices (costs, events).
 
         Unknown prices (nan) only matter for events that occur.
         """
-        unknown = np.isnan(prices)
-        if unknown.any():
-            known = self.linear(counts, np.where(unknown, 0.0, prices))
-            return np.where(self.linear((counts != 0).astype(float), unknown.astype(float)) > 0, np.nan, known)
-        if counts.shape[1] * len(prices) <= _LARGEST_PRODUCT * self.law.size:
-            return np.asarray((prices @ counts)[self.price, self.law])
-        size = max(_CELLS // len(counts), 1)
-        parts = [slice(at, at + size) for at in range(0, self.law.size, size)]
-        each = [np.einsum("pk,kp->p", prices[self.price[part]], counts[:, self.law[part]]) for part in parts]
-        return np.concatenate(each)
+        return linear(counts, prices, self.law, self.price)
+
+
+def linear(counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
+    """`DecodingPoints.linear` of pairs of laws and prices."""
+    unknown = np.isnan(prices)
+    if unknown.any():
+        known = linear(counts, np.where(unknown, 0.0, prices), law, price)
+        occur = linear((counts != 0).astype(float), unknown.astype(float), law, price) > 0
+        return np.where(occur, np.nan, known)
+    if counts.shape[1] * len(prices) <= _LARGEST_PRODUCT * law.size:
+        return np.asarray((prices @ counts)[price, law])
+    size = max(_CELLS // len(counts), 1)
+    parts = [slice(at, at + size) for at in range(0, law.size, size)]
+    return np.concatenate([np.einsum("pk,kp->p", prices[price[part]], counts[:, law[part]]) for part in parts])
 
 
 _LARGEST_PRODUCT = 4
@@ -232,7 +245,8 @@ def predict_by_decoding(
             laws, law = np.unique(points.law[here], return_inverse=True)
             cost = _joined_costs(groups, choices, group[choices])
             of = [points.laws[each] for each in laws.tolist()]
-            found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]])))
+            means = None if points.means is None else points.means[here]
+            found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]], means)))
             order.append(here)
     return Prediction.joined(found).at(np.argsort(np.concatenate(order)))
 

@@ -125,7 +125,9 @@ def _memory_shares(
     assert isinstance(first.cost, PassSeconds)
     found = np.full(prompts.size, np.nan)
     contexts = (each + first.settings.tokens).tolist()
-    found[valid] = np.array(hardware_cost.memory_shares(record, first.cost, first.parameters, contexts))[index]
+    shares = hardware_cost.memory_shares(record, first.cost, first.parameters, contexts)
+    if shares:
+        found[valid] = np.array(shares)[index]
     return found
 
 

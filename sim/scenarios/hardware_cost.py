@@ -600,24 +600,26 @@ def _memory(
     cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters, draft_split: int
 ) -> DeviceMemory | None:
     """Memory for weights and cache on a device, an error if it is too large; None if the device's memory is not known."""
-    room, of = _room(cost, models, cost.prompt + tokens, parameters, draft_split), _device(cost, models["target"])
-    if room is not None and of is not None:
-        cost_models.refuse_too_large(room, of.name)
-    return room
+    found = _rooms(cost, models, [cost.prompt + tokens], parameters, draft_split)
+    of = _device(cost, models["target"])
+    if not found or of is None:
+        return None
+    cost_models.refuse_too_large(found[0], of.name)
+    return found[0]
 
 
-def _room(
-    cost: HardwareCost, models: Mapping[str, Hardware], context: int, parameters: MethodParameters, draft_split: int
-) -> DeviceMemory | None:
-    """`_memory` for sequences of `context` positions, of any size."""
+def _rooms(
+    cost: HardwareCost, models: Mapping[str, Hardware], contexts: Iterable[int], parameters: MethodParameters, draft_split: int
+) -> list[DeviceMemory]:
+    """`_memory` for sequences of each number of positions, of any size; empty if the device's memory is not known."""
     target = models["target"]
     of = _device(cost, target)
     if of is None:
-        return None
+        return []
     others = () if parameters.separate_units else tuple(role for role in models if role != "target")
     also = tuple(models[role].shape.shard(draft_split if role == "draft" else 1) for role in others)
-    return cost_models.memory(
-        target.shape, of.memory_bytes, context=context, batch=parameters.sequences, tensor_parallel=cost.split, also=also,
+    return cost_models.memory_at(
+        target.shape, of.memory_bytes, contexts, batch=parameters.sequences, tensor_parallel=cost.split, also=also,
         draft_budget=tuple(parameters.draft_budgets.get(role) for role in others),
     )  # fmt: skip
 
@@ -625,12 +627,11 @@ def _room(
 def memory_shares(cost: HardwareCost, priced: PassSeconds, parameters: MethodParameters, contexts: Iterable[int]) -> list[float]:
     """Share of the memory of the only device of a unit that is needed with sequences of each number of positions [-].
 
-    nan where the memory is not known; `priced` are the costs of any prompt.
+    Empty if the memory is not known; `priced` are the costs of any prompt.
     """
     served = priced.hardware_models.items()
     models = {role: each.kernels if isinstance(each, WithEngineOverhead) else each for role, each in served}
-    rooms = (_room(cost, models, context, parameters, 1) for context in contexts)
-    return [float("nan") if room is None else room.share for room in rooms]
+    return [room.share for room in _rooms(cost, models, contexts, parameters, 1)]
 
 
 def _device(cost: HardwareCost, target: Hardware | None) -> devices.Device | None:

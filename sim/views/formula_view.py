@@ -208,13 +208,14 @@ class _Priced(NamedTuple):
     """Points to predict at given rates and costs.
 
     `rates` are `law`, or an end of their interval: `low`, `high`; `costs` are `cost`, those without overheads (`passes`), or `slow`
-    and `fast`. Busy time and units are in devices: a unit has `tensor_parallel` of them.
+    and `fast`. Busy time and units are in devices: a unit has `tensor_parallel` of them. Variances are not asked where `means`.
     """
 
     points: PointBlock
     rates: str
     costs: str
     tensor_parallel: Floats
+    means: bool = False
 
 
 def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Prediction]:
@@ -222,14 +223,15 @@ def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Predic
     groups: list[ChoiceGroup[Any]] = []
     choice: list[Index] = []
     begins = 0
-    for points, _, costs, _ in asked:
+    for points, _, costs, *_ in asked:
         for group, _, places in points.segments:
             each = group.at(places).costs_of(costs)
             groups.append(ChoiceGroup(group.first.parameters, group.first.settings.tokens, each))
         choice.append(begins + points.used_choices[1])
         begins += points.used_choices[0].size
     laws, law = _laws(asked)
-    found = method.predict_points(PredictionPoints(GroupedChoices(groups), laws, np.concatenate(choice), law))
+    means = np.repeat([each.means for each in asked], [each.points.number.size for each in asked])
+    found = method.predict_points(PredictionPoints(GroupedChoices(groups), laws, np.concatenate(choice), law, means))
     ends = np.cumsum([0, *(each.points.number.size for each in asked)])
     parts = [found.at(np.arange(start, stop)) for start, stop in itertools.pairwise(ends.tolist())]
     return [_in_devices(prediction, each) for prediction, each in zip(parts, asked, strict=True)]
@@ -275,7 +277,7 @@ def _with_passes(
     nothing_else = points.of_choices(time_breakdown.passes_alone) > 0
     many = points.number.size > MANY_POINTS
     part = points.at(bounded)
-    ends = [_Priced(part, *end, tensor_parallel[bounded]) for end in (("low", "slow"), ("high", "fast"))]
+    ends = [_Priced(part, *end, tensor_parallel[bounded], means=True) for end in (("low", "slow"), ("high", "fast"))]
     if many and several.all() and nothing_else.all() and (tensor_parallel == 1).all():
         # Nothing but passes, on devices that count alike: one evaluation gives both. Busy time is then not evaluated on its own,
         # so smaller blocks evaluate it and are compared with the simulated views.
@@ -284,9 +286,8 @@ def _with_passes(
         passes = np.asarray(reduced.latency), np.asarray(reduced.busy)
         return replace(reduced, busy=reduced.latency, units_ratio=one), passes, (low, high)
     index = np.flatnonzero(several)
-    asked = [
-        _Priced(points, "law", "cost", tensor_parallel), *ends, _Priced(points.at(index), "law", "passes", np.ones(index.size))
-    ]
+    apart = _Priced(points.at(index), "law", "passes", np.ones(index.size), means=True)
+    asked = [_Priced(points, "law", "cost", tensor_parallel), *ends, apart]
     prediction, low, high, reduced = _predicted(method, asked)
     all_passes, target = (np.where(known, prediction.latency, np.nan) for _ in range(2))
     all_passes[index], target[index] = reduced.latency, reduced.busy

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.prediction import DecodingPoints, Prediction, PredictionPoints, predict_by_decoding
+from model.methods.prediction import DecodingPoints, Prediction, PredictionPoints, linear, predict_by_decoding
 from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices
 from model.methods.rounds.round_laws import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
 from model.methods.rounds.round_starts import RoundDecoding, RoundSteps, StartTimes, survival_of
 from model.methods.rounds.round_walks import Tally, fixed
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import Chain, Floats, Iid, RecordedProbabilities, Replay
-from model.outcomes.round_counts import RoundCounts, RoundTimes
+from model.outcomes.round_counts import RoundCounts, RoundEnds, RoundTimes
 
 
 class Moments(NamedTuple):
@@ -104,9 +104,12 @@ def moments_of_points(
 
 def moments_of_pairs(
     longest: int, tokens: int, cut: bool, laws: Sequence[AcceptanceLaw], prices: RoundPrices, reading: ReadingTimes | None,
-    law: NDArray[np.intp], price: NDArray[np.intp],
+    law: NDArray[np.intp], price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
 ) -> Moments:  # fmt: skip
-    """Moments of pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,)."""
+    """Moments of pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
+
+    Of pairs of which only `means` are asked, the variance may be nan.
+    """
     found = np.empty((len(Moments._fields), law.size))
     alike = np.array([isinstance(each, Iid | Rounds) for each in laws], dtype=np.bool_)
     other, index = np.flatnonzero(~alike[law]), np.flatnonzero(alike[law])
@@ -123,7 +126,8 @@ def moments_of_pairs(
         if prices.uniform and reading is None:
             found[:, index] = _of_counts(survival, prices, own, which, longest, tokens, cut)
         else:
-            found[:, index] = _of_times(survival, prices, reading, own, which, longest, tokens, cut)
+            some = np.zeros(index.size, dtype=np.bool_) if means is None else means[index]
+            found[:, index] = _of_times(survival, prices, reading, own, which, longest, tokens, cut, some)
     return Moments(*found)
 
 
@@ -140,7 +144,7 @@ def predict_rounds(points: PredictionPoints[Any], prices_of: PricesOf) -> Predic
     def predict(of: DecodingPoints[Any]) -> Prediction:
         prices, reading = prices_of(of.parameters, of.tokens, of.cost)
         longest, cut = of.parameters.draft_length, of.parameters.cut
-        found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price)
+        found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means)
         return prediction_of(of, found, prices)
 
     return predict_by_decoding(predict, points, lambda parameters: 6 * (parameters.draft_length + 1))
@@ -191,20 +195,41 @@ def _of_counts(
 
 def _of_times(
     survival: Floats, prices: RoundPrices, reading: ReadingTimes | None, law: NDArray[np.intp], price: NDArray[np.intp],
-    longest: int, tokens: int, cut: bool,
+    longest: int, tokens: int, cut: bool, means: NDArray[np.bool_],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that depend on the position, or on the tokens that were accepted before."""
     start = np.arange(tokens)
     drafted = np.minimum(longest, tokens - 1 - start) if cut else np.full(tokens, longest)
     ends = round_counts.chain_ends(longest, tokens, survival)
-    times = RoundTimes(*(
-        [by_start[: len(end.accepted)] for by_start, end in zip(each, ends, strict=True)]
-        for each in _times_by_accepted(prices, reading, drafted)
-    ))  # fmt: skip
+    by_accepted = _times_by_accepted(prices, reading, drafted)
+    time, busy = ([by[: len(end.accepted)] for by, end in zip(each, ends, strict=True)] for each in by_accepted)
+    times = RoundTimes(time, time if by_accepted[0] is by_accepted[1] else busy)
     mass = round_counts.start_masses(ends)
-    operations = prices.operations[:, drafted] @ mass
-    mean, variance, busy = round_counts.timed(ends, times, law, price)
-    return np.stack([mean, variance, busy, operations[price, law], mass.sum(axis=0)[law], (drafted @ mass)[law]])
+    operations = linear(mass, prices.operations[:, drafted], law, price)
+    found = np.full((3, law.size), np.nan)
+    for index, moments_of in ((np.flatnonzero(~means), round_counts.timed), (np.flatnonzero(means), _means_of_times)):
+        if index.size:
+            found[:, index] = moments_of(ends, times, law[index], price[index])
+    return np.stack([*found, operations, mass.sum(axis=0)[law], (drafted @ mass)[law]])
+
+
+def _means_of_times(
+    ends: Sequence[RoundEnds], times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp]
+) -> tuple[Floats, Floats, Floats]:
+    """`model.outcomes.round_counts.timed` without the variance, which is nan: times are added up once for all pairs."""
+    laws = ends[0].chance.shape[1]
+    size = max(_MOST_CELLS // sum(each.accepted.size for each in ends), 1)
+    found = np.full((3, law.size), np.nan)
+    mass = round_counts.start_masses(ends)
+    alike = times.time is times.busy
+    by_price = [np.concatenate(each).T for each in (times[:1] if alike else times)]
+    for first in range(0, laws, size):
+        index = np.flatnonzero((law >= first) & (law < first + size))
+        part = slice(first, first + size)
+        counts = np.concatenate([each.chance[:, part] * mass[start, part] for start, each in enumerate(ends)])
+        for row, each in zip((0, 2), by_price, strict=False):
+            found[row, index] = linear(counts, each, law[index] - first, price[index])
+    return found[0], found[1], found[0] if alike else found[2]
 
 
 def _times_by_accepted(
@@ -222,7 +247,7 @@ def _times_by_accepted(
     found = []
     for name in ("time", "busy"):
         if name == "busy" and np.array_equal(prices.time, prices.busy) and (reading is None or np.array_equal(reading.time, reading.busy)):
-            found.append(found[0])  # `timed` sees at once that they are equal
+            found.append(found[0])
             continue
         values = np.moveaxis(getattr(prices, name), 0, -1)
         usual, late = (values[drafted],) * 2 if prices.uniform else values[:, np.arange(tokens), drafted]
