@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.costs.layer_times import OVERHEADS
 from model.costs.many_costs import Varied
-from model.costs.pass_seconds import PassSeconds
+from model.costs.pass_seconds import ContextTable, PassSeconds
 from model.costs.step_costs import PassShape, StepCosts
 from model.hardware.cost_models import Hardware, WithEngineOverhead
 from model.hardware.interpolation import Estimate
@@ -156,18 +156,24 @@ class _ByCost(PassSeconds):
         return self.computed_times(shape, np.asarray(at))
 
     def _layer(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
-        """Time of one layer; contexts of several prompts overlap, so that each whole number of positions is looked up once."""
+        """Time of one layer; contexts of several prompts overlap, so each whole number is looked up once."""
         if not np.ndim(self.prompt):
             return super()._layer(shape, sequences, at)
         context = np.asarray(self.context(at, shape.context_budget))
-        hardware, low, high = self.hardware(shape.role), context.min(), context.max()
-        single = not np.ndim(shape.width) and not np.ndim(sequences)
-        if not single or high - low >= context.size or (context != np.rint(context)).any():
-            return hardware.layer(shape.width, context, sequences, busy=self.busy)
-        asked = np.arange(low, high + 1)
-        table = hardware.layer(shape.width, asked, sequences, busy=self.busy)
-        where = (context - low).astype(np.intp)
-        return Estimate(*(np.broadcast_to(each, asked.shape)[where] for each in table))
+        hardware, role, width = self.hardware(shape.role), shape.role, shape.width
+
+        def looked_up(context: Floats) -> Estimate:
+            return hardware.layer(width, context, sequences, busy=self.busy)
+
+        single = not np.ndim(width) and not np.ndim(shape.sequences)
+        if not single or context.max(initial=0) > _MOST_TABULATED or (context != np.rint(context)).any():
+            return looked_up(context)
+        key = role, int(width), int(shape.sequences)  # type: ignore[arg-type]
+        return self.by_context.setdefault(key, ContextTable()).at(context.astype(np.intp), looked_up)
+
+
+_MOST_TABULATED = 1 << 17
+"""Largest context of which times are kept."""
 
 
 def errors_of(costs: VariedSeconds, tokens: int) -> Floats:

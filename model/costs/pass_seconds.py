@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from model.architectures.transformer import Shape
 from model.base import checks
@@ -36,6 +36,27 @@ class Parts(NamedTuple):
     def total(self) -> Estimate:
         """Time of the whole pass."""
         return self.layers + self.head + self.embedding + self.step
+
+
+class ContextTable:
+    """Times of a layer by context, each looked up once."""
+
+    def __init__(self) -> None:
+        self._known, self._seconds, self._error = np.zeros(0, dtype=np.bool_), np.zeros(0), np.zeros(0)
+
+    def at(self, context: NDArray[np.intp], look_up: Callable[[Floats], Estimate]) -> Estimate:
+        """Times at these contexts; `look_up` gives those at contexts that are not known yet."""
+        more = int(context.max(initial=0)) + 1 - self._known.size
+        if more > 0:
+            self._known, self._seconds, self._error = (
+                np.pad(each, (0, max(more, each.size))) for each in (self._known, self._seconds, self._error)
+            )
+        missing = ~self._known[context]
+        if missing.any():
+            asked = np.unique(context[missing])
+            self._seconds[asked], self._error[asked] = look_up(asked.astype(np.float64))
+            self._known[asked] = True
+        return Estimate(self._seconds[context], self._error[context])
 
 
 @dataclass(eq=False)
@@ -99,6 +120,8 @@ class PassSeconds(StepCosts):
     """Cache of times of a layer, by (role, width, sequences, context budget) and position."""
     _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes with their errors, by shape and position."""
+    by_context: dict[tuple[str, int, int], ContextTable] = field(default_factory=dict, init=False, repr=False)
+    """Cache of times of a layer by (role, width, sequences), for costs that differ in their prompts."""
     _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
     _within: dict[tuple[tuple[str, int], ...], Self] = field(default_factory=dict, init=False, repr=False)
 
@@ -118,7 +141,7 @@ class PassSeconds(StepCosts):
         """The same costs at the upper and the lower end of their uncertainty."""
         ends = replace(self, uncertainty_end=1.0), replace(self, uncertainty_end=-1.0)
         for each in ends:
-            each._layers, each._totals = self._layers, self._totals
+            each._layers, each._totals, each.by_context = self._layers, self._totals, self.by_context
         return ends
 
     def share_layers(self, tables: dict[tuple[str, int, int, int | None], Estimate]) -> None:
@@ -140,7 +163,7 @@ class PassSeconds(StepCosts):
         if self._passes_only is None:
             none: dict[str, Any] = dict.fromkeys(("dispatch", "dispatch_per_process", "link", "promotion", "draft_devices"), 0.0)
             self._passes_only = replace(self, **none, counts_steps=False)
-            self._passes_only._layers = self._layers
+            self._passes_only._layers, self._passes_only.by_context = self._layers, self.by_context
         return self._passes_only
 
     def within_budgets(self, budgets: Mapping[str, int]) -> Self:
@@ -160,6 +183,7 @@ class PassSeconds(StepCosts):
         if key not in self._within:
             found = self._within[key] = replace(self, context_budgets=dict(budgets))
             found._times, found._layers, found._totals = self._times, self._layers, self._totals
+            found.by_context = self.by_context
         return self._within[key]
 
     def overhead_of(self, step: Forward) -> float:
