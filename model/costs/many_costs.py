@@ -5,7 +5,6 @@ For closed forms only: passes are not split into layers, and starting processes 
 
 from __future__ import annotations
 
-import itertools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -49,9 +48,14 @@ def joined_groups(groups: Sequence[Sequence[StepCosts]]) -> StepCosts:
     [2.0, 1.0, 3.0]
     """
     parts: list[Sequence[StepCosts]] = []
-    for several, some in itertools.groupby(groups, lambda group: isinstance(group, Varied)):
-        parts += some if several else [[cost for group in some for cost in group]]
-    each = [joined(part) for part in parts]
+    single: list[StepCosts] = []  # costs of groups that follow one another, all made singly
+    for group in groups:
+        if not isinstance(group, Varied):
+            single += group
+            continue
+        parts += [single, group] if single else [group]
+        single = []
+    each = [joined(part) for part in (*parts, single) if len(part)]
     if len(each) == 1:
         return each[0]
     units = [part for part in each if isinstance(part, UnitCosts)]
@@ -124,7 +128,7 @@ class VariedCosts(Varied):
         """All of them as one; see `joined`."""
         return UnitCosts.varied(self)
 
-    def passes_only(self) -> Sequence[UnitCost]:
+    def passes_only(self) -> Sequence[StepCosts]:
         """Each without overheads; see `UnitCost.passes_only`."""
         numbers = {name: values for name, values in self.numbers.items() if name not in OVERHEADS}
         first = self.first.passes_only()

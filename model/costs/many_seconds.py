@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, overload
 
@@ -177,7 +177,7 @@ _MOST_TABULATED = 1 << 17
 
 
 def errors_of(costs: VariedSeconds, tokens: int) -> Floats:
-    """Relative error of the time of plain decoding of `tokens` tokens, by cost [-]: the mean of its steps, weighted by their times."""
+    """Relative error of the time of plain decoding, by cost [-]: the mean of its steps, weighted by their times."""
     at, size = np.arange(tokens), max(_CELLS // tokens, 1)
     found = []
     for start in range(0, len(costs), size):

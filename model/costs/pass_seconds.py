@@ -35,22 +35,24 @@ class Parts(NamedTuple):
     @property
     def total(self) -> Estimate:
         """Time of the whole pass."""
-        return self.layers + self.head + self.embedding + self.step
+        return self.layers + (self.head + self.embedding + self.step)  # only layers have times by position
 
 
 class ContextTable:
     """Times of a layer by context, each looked up once."""
 
     def __init__(self) -> None:
-        self._known, self._seconds, self._error = np.zeros(0, dtype=np.bool_), np.zeros(0), np.zeros(0)
+        self._known: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._seconds: Floats = np.zeros(0)
+        self._error: Floats = np.zeros(0)
 
     def at(self, context: NDArray[np.intp], look_up: Callable[[Floats], Estimate]) -> Estimate:
         """Times at these contexts; `look_up` gives those at contexts that are not known yet."""
         more = int(context.max(initial=0)) + 1 - self._known.size
         if more > 0:
-            self._known, self._seconds, self._error = (
-                np.pad(each, (0, max(more, each.size))) for each in (self._known, self._seconds, self._error)
-            )
+            more = max(more, self._known.size)
+            self._known = np.pad(self._known, (0, more))
+            self._seconds, self._error = np.pad(self._seconds, (0, more)), np.pad(self._error, (0, more))
         missing = ~self._known[context]
         if missing.any():
             asked = np.unique(context[missing])

@@ -73,8 +73,8 @@ class _Tested:
 
 
 _OPERATIONS = (
-    "eq ne lt le gt ge hash float int index complex neg pos abs round add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv"
-    " mod rmod pow rpow divmod rdivmod array array_ufunc array_function len iter format str repr getattr"
+    "eq ne lt le gt ge hash float int index complex neg pos abs round add radd sub rsub mul rmul truediv rtruediv floordiv"
+    " rfloordiv mod rmod pow rpow divmod rdivmod array array_ufunc array_function len iter format str repr getattr"
 )
 for _operation in _OPERATIONS.split():
     setattr(_Tested, f"__{_operation}__", _refuse)
@@ -86,8 +86,8 @@ def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], V
     The function gets a copy without anything that was computed from the numbers.
 
     >>> cost = UnitCost(4, cost_ratio=0.5)
-    >>> tested_alone(cost, {"link": 2.0}, lambda cost: cost.has_overheads(2)), tested_alone(cost, {"link": 2.0}, lambda cost: 2 * cost.link)
-    (True, None)
+    >>> [tested_alone(cost, {"link": 2.0}, of) for of in (lambda cost: cost.has_overheads(2), lambda cost: 2 * cost.link)]
+    [True, None]
     """
     copy = object.__new__(type(cost))
     for field in fields(cost):

@@ -9,9 +9,9 @@ overhead of an engine per step to any of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -221,22 +221,23 @@ class DeviceMemory:
     """Memory that a method needs on each device, and the memory available [bytes]."""
 
     weights: float
-    cache: float
+    cache: Any
+    """A number, or an array with one entry for each context."""
     available: float
 
     @property
-    def required(self) -> float:
+    def required(self) -> Any:
         """Weights plus cache [bytes]."""
         return self.weights + self.cache
 
     @property
-    def share(self) -> float:
+    def share(self) -> Any:
         """Needed over available memory [-]."""
         return self.required / self.available if self.available else math.inf
 
 
 def memory(
-    shape: Shape, available: float, *, context: int, batch: int = 1, tensor_parallel: int = 1, also: tuple[Shape, ...] = (),
+    shape: Shape, available: float, *, context: Any, batch: int = 1, tensor_parallel: int = 1, also: tuple[Shape, ...] = (),
     draft_budget: int | Sequence[int | None] | None = None,
 ) -> DeviceMemory:  # fmt: skip
     """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and models `also` (a draft).
@@ -251,24 +252,16 @@ def memory(
     >>> round(device.weights / 1e9, 1), round(device.cache / 1e9, 1), device.share < 1
     (26.0, 26.8, True)
     """
-    how = {"batch": batch, "tensor_parallel": tensor_parallel, "also": also, "draft_budget": draft_budget}
-    return memory_at(shape, available, [context], **how)[0]  # type: ignore[arg-type]
-
-
-def memory_at(
-    shape: Shape, available: float, contexts: Iterable[int], *, batch: int = 1, tensor_parallel: int = 1,
-    also: tuple[Shape, ...] = (), draft_budget: int | Sequence[int | None] | None = None,
-) -> list[DeviceMemory]:  # fmt: skip
-    """`memory` with sequences of each of several numbers of positions."""
     parts = [shape.shard(tensor_parallel), *also]
     weights = float(sum(each.weight_bytes for each in parts))
     budgets = draft_budget if isinstance(draft_budget, Sequence) else [draft_budget] * len(also)
-    found = []
-    for context in contexts:
-        kept = [context, *[context if budget is None else min(context, budget) for budget in budgets]]
-        cache = float(sum(each.cache_bytes_at(held) * batch for each, held in zip(parts, kept, strict=True)))
-        found.append(DeviceMemory(weights, cache, available))
-    return found
+    kept = [context if budget is None else _at_most(context, budget) for budget in (None, *budgets)]
+    cache = sum(each.cache_bytes_at(held) * batch for each, held in zip(parts, kept, strict=True))
+    return DeviceMemory(weights, cache * 1.0, available)
+
+
+def _at_most(context: Any, budget: int) -> Any:
+    return np.minimum(context, budget) if np.ndim(context) else min(context, budget)
 
 
 def refuse_too_large(what: DeviceMemory, device: str) -> None:

@@ -88,20 +88,20 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         ])  # fmt: skip
 
 
-class _CostIsRead(Exception):
+class _CostIsReadError(Exception):
     """A value depends on the cost."""
 
 
 class _NoCost:
     def __getattribute__(self, name: str) -> Any:
-        raise _CostIsRead
+        raise _CostIsReadError
 
 
 def _without_cost(value: Callable[[MethodChoice[Any]], float], parameters: Any, tokens: int) -> float | None:
     """Value of a choice if it does not depend on the cost, else None."""
     try:
         return value(MethodChoice(parameters, tokens, _NoCost()))  # type: ignore[arg-type]
-    except _CostIsRead:
+    except _CostIsReadError:
         return None
 
 

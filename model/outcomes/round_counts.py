@@ -204,7 +204,8 @@ def timed(
     found = np.empty((3, law.size))
     size = max(_TOGETHER // (4 * max(len(each.accepted) for each in ends)), 1)
     mass = start_masses(ends)
-    alike = times.time is times.busy or all(one is other or np.array_equal(one, other) for one, other in zip(times.time, times.busy, strict=True))
+    pairs = () if times.time is times.busy else zip(times.time, times.busy, strict=True)
+    alike = all(one is other or np.array_equal(one, other) for one, other in pairs)
     for at in range(0, law.size, size):
         part = slice(at, at + size)
         found[:, part] = _timed(ends, mass[:, law[part]], times, law[part], price[part], alike=alike)

@@ -121,13 +121,11 @@ def _memory_shares(
     record: HardwareCost, first: Case, prompts: NDArray[Any], valid: NDArray[np.bool_]
 ) -> NDArray[np.float64]:  # fmt: skip
     """Share of the device's memory that is needed with each of these prompts; nan where it is not known."""
-    each, index = np.unique(prompts[valid], return_inverse=True)
     assert isinstance(first.cost, PassSeconds)
     found = np.full(prompts.size, np.nan)
-    contexts = (each + first.settings.tokens).tolist()
-    shares = hardware_cost.memory_shares(record, first.cost, first.parameters, contexts)
-    if shares:
-        found[valid] = np.array(shares)[index]
+    shares = hardware_cost.memory_shares(record, first.cost, first.parameters, prompts[valid] + first.settings.tokens)
+    if shares is not None:
+        found[valid] = shares
     return found
 
 

@@ -181,8 +181,8 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     prediction, passes, (low, high) = _with_passes(method, points, tensor_parallel, bounded := _bounded(points))
     found: dict[str, Floats] = metrics.of_prediction(prediction, steps, tensor_parallel)
     if bounded.size:
-        ends = (metrics.of_prediction(each, steps[bounded], tensor_parallel[bounded]) for each in (low, high))
-        found |= _between(*ends, bounded, points.number.size)
+        one, other = (metrics.of_prediction(each, steps[bounded], tensor_parallel[bounded]) for each in (low, high))
+        found |= _between(one, other, bounded, points.number.size)
     if prediction.rounds is not None:
         outputs = points.of_decodings(lambda case: case.outputs)
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
@@ -238,7 +238,7 @@ def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Predic
 
 
 def _laws(asked: Sequence[_Priced]) -> tuple[list[Any], Index]:
-    """Distinct laws of all that is asked, and the index of each point's law. Rates without an interval have one law at both ends."""
+    """Distinct laws of all that is asked, and the index of each point's law; without intervals of rates the ends are the laws."""
     outcomes = asked[0].points.outcomes
     bounded = any(group.bounded for group in outcomes.groups)
     rates = [each.rates if bounded else "law" for each in asked]

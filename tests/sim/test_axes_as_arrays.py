@@ -116,6 +116,54 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "cost": {"kind": "published", "task": "cnndm"},
     },
 }  # fmt: skip
+H100 = {"kind": "profile", "profile": "h100-llama-3.1-8b"}
+DRAFTED_ON_H100 = H100 | {"draft_profile": "h100-operations", "draft_shape": "llama-3.2-1b"}
+ON_HARDWARE: dict[str, dict[str, Any]] = {
+    "speculative": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2}], "outcomes": ACCEPTANCE | {"trials": 40},
+        "cost": DRAFTED_ON_H100, "sweep": {"method.draft_length": [1, 3]},
+    },
+    "on two units": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "placement": "separate"}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100 | {"link_s": 0.001},
+    },
+    "a batch kept full": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "sequences": 4}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100,
+    },
+    "static batches": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "sequences": 2, "batching": "static"}],
+        "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
+    },
+    "a draft that reads less": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "draft_context_budget": 64}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100,
+    },
+    "tree": {
+        "method": [{"name": "tree", "layers": 32, "shape": "full", "draft_depth": 2, "branching": 2}],
+        "outcomes": {"kind": "by-depth", "rank_rates": [0.6, 0.2]}, "cost": DRAFTED_ON_H100,
+    },
+    "ppd": {
+        "method": [{"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 2}], "cost": H100,
+        "outcomes": {"kind": "iid", "match_rate": 0.5},
+    },
+    "skipdecode": {
+        "method": [{"name": "skipdecode", "layers": 32, "min_layers": 8, "max_layers": 24, "prompt": 4, "sequence_length": 20}],
+        "cost": H100,
+    },
+    "self_speculative": {
+        "method": [{"name": "self_speculative", "layers": 32, "exit_layer": 8, "draft_length": 2}], "outcomes": ACCEPTANCE,
+        "cost": H100,
+    },
+    "autoregressive over a roofline": {
+        "method": [{"name": "autoregressive", "layers": 40}],
+        "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b"},
+    },
+    "over two devices": {
+        "method": [{"name": "autoregressive"}],
+        "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b", "tensor_parallel": 2},
+    },
+}  # fmt: skip
 COSTS = (
     "cost_ratio", "operations_ratio", "medium_cost_ratio", "final_head", "early_head", "link", "dispatch", "state_check",
     "propagation",
@@ -219,6 +267,54 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
             assert_same(one, other)
         compared += 1
     assert compared > 2
+
+
+SECONDS = [0.001, 0.0, 0.01, -1.0, 0.002, 1e7, 0.0, 0.005, 0.25]
+HARDWARE_AXES: dict[str, dict[str, Any]] = {
+    "prompts": {"cost.prompt": [100, 7, 0, 2048, -1, 131, 512, 513, 100_000_000, 9000]},
+    "a range of prompts": {"cost.prompt": {"from": 16, "to": 36, "count": 11}},
+    "prompts that are no whole numbers": {"cost.prompt": {"from": 16, "to": 36.5, "count": 6}},
+    "engine steps": {"cost.step_s": SECONDS},
+    "draft steps": {"cost.draft_step_s": SECONDS},
+    "links": {"cost.link_s": SECONDS},
+    "dispatches": {"cost.dispatch_s": SECONDS},
+    "rates and prompts": {"outcomes.acceptance_rate": [0.25, 0.75], "cost.prompt": [9, 700, 64, 128, 256, 32]},
+    "two costs": {"cost.prompt": [9, 700, 64], "cost.step_s": [0.0, 0.001, 0.5, 0.25]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_HARDWARE)
+@pytest.mark.parametrize("swept", HARDWARE_AXES)
+def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE[name]}
+    tables |= {"sweep": tables.get("sweep", {}) | HARDWARE_AXES[swept]}
+    try:
+        grid = Grid(tables, check=False)
+    except ParameterError:  # a path that no method has
+        return
+    monkeypatch.setattr(point_blocks, "FEW", 0)
+    together = formula_view.frame(grid, 1, grid.points)
+    with one_by_one():
+        alone = formula_view.frame(Grid(tables, check=False), 1, grid.points)
+    assert_same(together, alone)
+
+
+def test_many_points_on_hardware_as_arrays() -> None:
+    """Enough points that times of passes are not evaluated twice."""
+    swept = {"sweep": {"cost.prompt": [*range(5, 1105)]}}
+    tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["speculative"], **swept}
+    together = frame_of(tables)
+    with one_by_one():
+        assert_same(together, frame_of(tables))
+
+
+def test_prompts_and_steps_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one of them with zeros, which is resolved for zeros and for other values."""
+    right, made = cases.resolve_but_outcomes, []
+    monkeypatch.setattr(cases, "resolve_but_outcomes", lambda *args: made.append(args) or right(*args))
+    swept = {"sweep": {"cost.prompt": [*range(20)], "cost.step_s": [0.0, 0.001, 0.002, 0.0, 0.003]}}
+    found = frame_of({"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["speculative"], **swept})
+    assert (found.height, len(made)) == (100, 2)
 
 
 def test_scenarios_are_valid_and_some_are_made_as_arrays() -> None:

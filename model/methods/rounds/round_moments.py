@@ -98,7 +98,9 @@ def moments_of_points(
         joined = RoundPrices(*(np.stack(column) for column in zip(*each_price, strict=True)))
         reading = None if kind[1] else ReadingTimes(*(np.stack(column) for column in zip(*each_reading, strict=True)))
         law, which = (np.cumsum(some) - 1 for some in (own, mine))
-        found[:, index] = moments_of_pairs(*shape, laws, joined, reading, law[decoding[index]], which[price[index]])
+        longest, tokens, cut = shape
+        own_law, own_price = law[decoding[index]], which[price[index]]
+        found[:, index] = moments_of_pairs(longest, tokens, cut, laws, joined, reading, own_law, own_price)
     return Moments(*found)
 
 
@@ -244,9 +246,9 @@ def _times_by_accepted(
     following = start + 1 + accepted
     follows, after = following < tokens, np.minimum(following, tokens - 1)
     whole = follows & (accepted == np.minimum(longest, tokens - 1 - start)) & (accepted > 0)
-    found = []
+    found: list[Floats] = []
     for name in ("time", "busy"):
-        if name == "busy" and np.array_equal(prices.time, prices.busy) and (reading is None or np.array_equal(reading.time, reading.busy)):
+        if name == "busy" and all(np.array_equal(each.time, each.busy) for each in (prices, reading) if each is not None):
             found.append(found[0])
             continue
         values = np.moveaxis(getattr(prices, name), 0, -1)

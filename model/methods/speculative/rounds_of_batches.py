@@ -64,8 +64,8 @@ class ExpectedRounds(NamedTuple):
 class PlacesOfRounds(NamedTuple):
     """Probabilities that a sequence has an r-th round and where it starts; arrays of shape (rounds, laws, positions).
 
-    `after_full_draft` is the part of `mass` that follows a completely accepted draft. Rounds that are less likely than `_NEVER` under
-    all laws are left out.
+    `after_full_draft` is the part of `mass` that follows a completely accepted draft. Rounds that are less likely than `_NEVER`
+    under all laws are left out.
     """
 
     mass: Floats
