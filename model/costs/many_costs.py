@@ -1,10 +1,11 @@
 """Several costs as one: times have a leading axis of costs, so that the prices of a method are computed once for all of them.
 
-For closed forms only: passes are not split into layers, and starting processes has no price.
+For closed forms only: passes are not split into layers.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -19,7 +20,7 @@ from model.costs.step_costs import OPERATIONS, RATIOS, PassShape, StepCosts
 
 Floats = NDArray[np.float64]
 _NUMBERS = (
-    "early_head", "final_head", "link", "promotion", "propagation", "state_check", "draft_devices", *RATIOS.values(),
+    "dispatch", "dispatch_per_process", "early_head", "final_head", "link", "promotion", "propagation", "state_check", "draft_devices", *RATIOS.values(),
     *OPERATIONS.values(),
 )  # fmt: skip
 _numbers_of = attrgetter(*_NUMBERS)
@@ -154,6 +155,7 @@ class UnitCosts(UnitCost):
             values["layer_times"] = None
         else:
             values["depths"] = tuple(np.full(size, depth) for depth in first.depths)
+        values["_tree"] = np.full(size, first.dispatch_law == "tree")
         values |= {"_curves": [first], "_curve_of": np.zeros(size, dtype=np.intp)}
         found = object.__new__(UnitCosts)
         vars(found).update(values)
@@ -172,6 +174,7 @@ class UnitCosts(UnitCost):
         else:
             depths = [[np.broadcast_to(depth, size) for depth in part.depths] for part, size in zip(parts, sizes, strict=True)]
             values["depths"] = tuple(np.concatenate(column) for column in zip(*depths, strict=True))
+        values["_tree"] = np.concatenate([vars(part)["_tree"] for part in parts])
         curves = [vars(part)["_curves"] for part in parts]
         begins = np.cumsum([0, *(len(each) for each in curves)])
         which = [begin + vars(part)["_curve_of"] for begin, part in zip(begins[:-1], parts, strict=True)]
@@ -190,11 +193,17 @@ class UnitCosts(UnitCost):
             values["depths"] = tuple(np.array([each.depths for each in costs], dtype=np.float64).T)
         else:
             values["layer_times"] = None
+        values["_tree"] = np.array([each.dispatch_law == "tree" for each in costs], dtype=np.bool_)
         distinct = {id(curve): index for index, curve in enumerate(curves)}  # one of each
         values["_curves"] = [costs[index] for index in distinct.values()]
         place = {key: number for number, key in enumerate(distinct)}
         values["_curve_of"] = np.array([place[id(curve)] for curve in curves], dtype=np.intp)
         vars(self).update(values)
+
+    def dispatching(self, processes: int) -> Any:
+        """Time that starting `processes` sub-processes occupies the starter's unit, by cost."""
+        count = np.where(vars(self)["_tree"], math.log2(processes + 1), processes)
+        return self.dispatch + self.dispatch_per_process * count
 
     def slowdowns(self, width: ArrayLike) -> Floats:
         """Slowdown by cost and width."""
