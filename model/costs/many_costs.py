@@ -20,8 +20,8 @@ from model.costs.step_costs import OPERATIONS, RATIOS, PassShape, StepCosts
 
 Floats = NDArray[np.float64]
 _NUMBERS = (
-    "dispatch", "dispatch_per_process", "early_head", "final_head", "link", "promotion", "propagation", "state_check", "draft_devices", *RATIOS.values(),
-    *OPERATIONS.values(),
+    "dispatch", "dispatch_per_process", "early_head", "final_head", "link", "promotion", "propagation", "state_check",
+    "draft_devices", *RATIOS.values(), *OPERATIONS.values(),
 )  # fmt: skip
 _numbers_of = attrgetter(*_NUMBERS)
 _curve_and_layers_of = attrgetter("verify_cost", "layer_times")

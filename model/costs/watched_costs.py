@@ -98,24 +98,38 @@ def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], V
         found = value(copy)
     except Exception:  # whatever a number that is none leads to: the value is then computed from each cost
         return None
-    return None if isinstance(found, _Tested) else found
+    parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
+    return None if any(isinstance(each, _Tested) for each in parts) else found
 
 
-def values(cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Any]) -> NDArray[Any] | None:
-    """Value of a function of each of several costs that differ in these numbers; None if it must be computed from each.
+def distinct(
+    cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Value]
+) -> tuple[list[Value], NDArray[np.intp]] | None:
+    """Values of a function of each of several costs that differ in these numbers, and the index of each cost's value.
 
-    >>> values(UnitCost(4), {"link": np.array([0.0, 1.0, 2.0])}, lambda cost: cost.has_overheads(2)).tolist()
-    [False, True, True]
+    None if the value must be computed from each cost.
+
+    >>> found, index = distinct(UnitCost(4), {"link": np.array([0.0, 1.0, 2.0])}, lambda cost: cost.has_overheads(2))
+    >>> found, index.tolist()
+    ([False, True], [0, 1, 1])
     """
     size = len(next(iter(numbers.values())))
     one, varies = evaluated(cost, numbers, value)
     if not varies:
-        return np.full(size, one)
-    kind = sum((each != 0) << place for place, each in enumerate(numbers.values()))
-    kinds, index = np.unique(kind, return_inverse=True)
+        return [one], np.zeros(size, dtype=np.intp)
+    kinds, index = np.unique(
+        sum((each != 0) << place for place, each in enumerate(numbers.values())), return_inverse=True
+    )  # fmt: skip
     found = []
-    for each in kinds.tolist():
-        found.append(tested_alone(cost, {name: each >> place & 1 for place, name in enumerate(numbers)}, value))
-        if found[-1] is None:
+    for kind in kinds.tolist():
+        each = tested_alone(cost, {name: kind >> place & 1 for place, name in enumerate(numbers)}, value)
+        if each is None:
             return None
-    return np.array(found)[index]
+        found.append(each)
+    return found, index
+
+
+def values(cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Any]) -> NDArray[Any] | None:
+    """Number that a function gives for each of several costs that differ in these numbers; see `distinct`."""
+    found = distinct(cost, numbers, value)
+    return None if found is None else np.array(found[0])[found[1]]

@@ -66,25 +66,13 @@ class CaseGroup:
         """A subset of the cases, in this order."""
         return CaseGroup(self.first, None if self.costs is None else self.costs.at(places), places.size)
 
-    def evaluated(self, value: Callable[[Case], Value]) -> tuple[Value, bool]:
-        """Value of the first case, and whether it may differ between the cases."""
+    def distinct(self, value: Callable[[Case], Value], places: Index) -> tuple[list[Value], Index]:
+        """Values of these cases, and the index of each case's value; one for cases between which nothing that it uses differs."""
         if self.costs is None:
-            return value(self.first), False
-        return watched_costs.evaluated(
-            self.costs.first, self.costs.numbers, lambda cost: value(self.first.with_cost(cost))
-        )
-
-    def values(self, value: Callable[[Case], float], places: Index) -> Floats:
-        """Value of each of these cases; computed once for cases between which nothing that it uses differs."""
-        found: Any = None
-        if self.costs is None:
-            found = value(self.first)
-        else:
-            numbers = {name: values[places] for name, values in self.costs.numbers.items()}
-            found = watched_costs.values(self.costs.first, numbers, lambda cost: value(self.first.with_cost(cost)))
-        if found is None:
-            found = [value(self.member(place)) for place in places.tolist()]
-        return np.broadcast_to(np.asarray(found, dtype=np.float64), places.size)
+            return [value(self.first)], np.zeros(places.size, dtype=np.intp)
+        numbers = {name: values[places] for name, values in self.costs.numbers.items()}
+        found = watched_costs.distinct(self.costs.first, numbers, lambda cost: value(self.first.with_cost(cost)))
+        return ([value(self.member(place)) for place in places.tolist()], np.arange(places.size)) if found is None else found
 
     def numbers(self, name: str) -> NDArray[Any] | None:
         """Values of a number of the costs; None if all cases have the same."""
@@ -229,8 +217,9 @@ class PartColumn(Sequence[Any], Generic[AnyGroup]):
 
 
 def values_of(segments: Sequence[tuple[CaseGroup, slice, Index]], value: Callable[[Case], float]) -> Floats:
-    """A function of cases, by segment; see `CaseGroup.values`."""
+    """A function of cases, by segment; see `CaseGroup.distinct`."""
     found = np.empty(segments[-1][1].stop if segments else 0)
     for group, part, places in segments:
-        found[part] = group.values(value, places)
+        each, index = group.distinct(value, places)
+        found[part] = np.array(each)[index]
     return found

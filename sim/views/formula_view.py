@@ -110,9 +110,8 @@ def _cost_columns(points: PointBlock) -> pl.DataFrame:
     numbers: dict[str, list[tuple[slice, NDArray[Any]]]] = {}
     for group, part, places in points.segments:
         ratios = point_columns.ratios(group.first)
-        row, varies = group.evaluated(point_columns.of_costs_but_ratios)
-        rest = [point_columns.of_costs_but_ratios(group.member(place)) for place in places.tolist()] if varies else [row]
-        which[part] = np.arange(len(rows), len(rows) + places.size) if varies else len(rows)
+        rest, each = group.distinct(point_columns.of_costs_but_ratios, places)
+        which[part] = len(rows) + each
         rows += [ratios | each for each in rest]
         for name in (*ratios, *point_columns.ON_HARDWARE):
             values = group.numbers(name)

@@ -533,8 +533,9 @@ def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
     ]
     pairs = zip(points.price.tolist(), points.law.tolist(), strict=True)
     found = moments_of_points([StagePoint(steps[price], tokens, points.laws[law]) for price, law in pairs])
-    units = np.full(points.law.size, float(parameters.units))
-    return Prediction(*found, units, parameters.plain_time(tokens, points.cost)[points.price])
+    latency, variance, busy, ratio = found
+    units, plain = np.full(points.law.size, float(parameters.units)), parameters.plain_time(tokens, points.cost)[points.price]
+    return Prediction(latency, variance, busy, ratio, units, plain)
 
 
 def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:
