@@ -76,6 +76,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 2}], "outcomes": {"kind": "iid", "match_rate": 0.5},
         "cluster": {"units": 3, "stop": "pass"},
     },
+    "ngram": {
+        "method": [{"name": "ngram", "layers": 6, "draft_length": 2}], "cost": {"verify_cost": [[1, 1.0], [8, 2.0]]},
+        "outcomes": {"kind": "iid", "hit_rate": 0.4, "acceptance_rate": 0.6}, "sweep": {"method.draft_length": [1, 3]},
+    },
+    "ngram with trials, kept full": {
+        "method": [{"name": "ngram", "layers": 6, "draft_length": 2, "sequences": 2}],
+        "outcomes": {"kind": "iid", "hit_rate": 0.4, "acceptance_rate": 0.6, "trials": 50},
+    },
     "adaptive": {"method": [{"name": "adaptive", "layers": 6, "policy": "optimum"}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
     "pearl": {"method": [{"name": "pearl", "layers": 6, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
     "dsi": {"method": [{"name": "dsi", "layers": 6, "lookahead": 2, "verifiers": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
@@ -170,7 +178,7 @@ COSTS = (
 )  # fmt: skip
 RATES = (
     "outcomes.acceptance_rate", "outcomes.fallback_rate", "outcomes.rollback_rate", "outcomes.match_rate",
-    "outcomes.accept.acceptance_rate", "outcomes.medium_accept.acceptance_rate", "outcomes.trials",
+    "outcomes.hit_rate", "outcomes.accept.acceptance_rate", "outcomes.medium_accept.acceptance_rate", "outcomes.trials",
 )  # fmt: skip
 BAD: tuple[Any, ...] = (-0.5, 1e-14, 1.5, 1e10, math.nan, math.inf, "x", True, 10**30)
 
