@@ -79,24 +79,38 @@ def places_of_rounds(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) 
     >>> places_of_rounds([Iid(0.5)], 1, 3).mass[:, 0].tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 0.25]]
     """
-    known = survival_of(laws, draft_length)
-    if known is None:
+    mass = _starts_by_round(laws, draft_length, tokens)
+    if mass is None:
         return _places_of_dependent(laws, draft_length, tokens)
-    # The last drafts are cut, which does not matter before the end: what they accept ends the sequence.
-    bounds = np.zeros((draft_length + 2, len(laws), 1))
-    bounds[0], bounds[1:-1, :, 0] = 1.0, known.T
-    ends = bounds[:-1] - bounds[1:]
-    by_position = np.zeros((tokens + draft_length + 1, len(laws), tokens + 1))
-    by_position[0, :, 0] = 1.0
-    for at in range(tokens - 1):  # at most `at` rounds are before
-        by_position[at + 1 : at + 2 + draft_length, :, 1 : at + 2] += ends * by_position[at, :, : at + 1]
-    mass = np.moveaxis(by_position[:tokens, :, :tokens], 0, -1).swapaxes(0, 1)
-    rounds = int(np.flatnonzero(mass.sum(axis=-1).max(axis=1) >= _NEVER)[-1]) + 1
-    mass = np.ascontiguousarray(mass[:rounds])
+    mass = np.ascontiguousarray(mass)
     after = np.zeros_like(mass)
     if draft_length:
-        after[1:, :, draft_length + 1 :] = mass[:-1, :, : -draft_length - 1] * ends[draft_length]
+        ends = survival_of(laws, draft_length)
+        assert ends is not None
+        after[1:, :, draft_length + 1 :] = mass[:-1, :, : -draft_length - 1] * ends[:, -1:]
     return PlacesOfRounds(mass, after)
+
+
+def _starts_by_round(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) -> Floats | None:
+    """Probability that each round of a sequence starts at each position, shape (rounds, laws, positions).
+
+    None if outcomes depend on each other or on the position.
+    """
+    known = survival_of(laws, draft_length)
+    if known is None:
+        return None
+    # The last drafts are cut, which does not matter before the end: what they accept ends the sequence.
+    bounds = np.zeros((draft_length + 2, 1, len(laws)))
+    bounds[0], bounds[1:-1, 0] = 1.0, known.T
+    ends = bounds[:-1] - bounds[1:]
+    state = np.zeros((tokens + draft_length + 1, tokens + 1, len(laws)))  # by position and round
+    state[0, 0] = 1.0
+    for at in range(tokens - 1):
+        first = -(-at // (draft_length + 1))  # as many rounds are before, and at most `at`
+        state[at + 1 : at + 2 + draft_length, first + 1 : at + 2] += ends * state[at, first : at + 1]
+    mass = state[:tokens, :tokens]
+    rounds = int(np.flatnonzero(mass.sum(axis=0).max(axis=-1) >= _NEVER)[-1]) + 1
+    return mass[:, :rounds].transpose(1, 2, 0)
 
 
 def _places_of_dependent(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) -> PlacesOfRounds:
@@ -187,7 +201,9 @@ def _rounds(laws: tuple[RoundsLaw, ...], draft_length: int, lengths: tuple[int, 
 @lru_cache(maxsize=64)  # the same for all numbers of sequences
 def _rooms(laws: tuple[RoundsLaw, ...], draft_length: int, lengths: tuple[int, ...]) -> dict[int, Floats]:
     """`room_chances` of sequences of each length."""
-    mass = places_of_rounds(laws, draft_length, max(lengths)).mass
+    mass = _starts_by_round(laws, draft_length, max(lengths))
+    if mass is None:
+        mass = _places_of_dependent(laws, draft_length, max(lengths)).mass
     return {length: room_chances(mass, draft_length, length) for length in lengths}
 
 
