@@ -315,8 +315,8 @@ class PassSeconds(StepCosts):
     def _total(self, shape: PassShape, at: ArrayLike) -> Estimate:
         """Time of a whole pass, broadcast over positions, widths and numbers of sequences."""
         total = self.parts(shape, at).total
-        extent = np.broadcast_shapes(*map(np.shape, (total.seconds, shape.width, shape.sequences, at)))
         seconds = total.seconds + (self.state_check if shape.compared else 0.0)
+        extent = np.broadcast_shapes(*map(np.shape, (seconds, shape.width, shape.sequences, at)))
         return Estimate(np.broadcast_to(seconds, extent), np.broadcast_to(total.error, extent))
 
     def _at_end(self, shape: PassShape, estimate: Estimate, at: ArrayLike) -> Floats:

@@ -30,7 +30,7 @@ ADAPTIVE = ("model/test_adaptive.py", "model/test_draft_length_policies.py")
 ROUNDS = ("model/test_rounds.py", "model/test_speculative_algorithm.py", *ADAPTIVE, ACCOUNT)
 BEAM = ("model/test_beam.py", "model/test_position_costs_beam.py")
 BATCHES = ("sim/test_speculative_batch_theory.py", "model/test_speculative_batches.py")
-ARRAYS = ("model/test_many_costs.py", "sim/test_axes_as_arrays.py")
+ARRAYS = ("model/test_many_costs.py", "model/test_many_seconds.py", "sim/test_axes_as_arrays.py")
 HARDWARE = ("model/test_cost_models.py",)
 TESTS = {
     "model.methods.ppd.theory": PPD,

@@ -144,11 +144,11 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
         "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
     },
     "a draft that reads less": {
-        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "draft_context_budget": 64}], "outcomes": ACCEPTANCE,
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "context_budget": 6}], "outcomes": ACCEPTANCE,
         "cost": DRAFTED_ON_H100,
     },
     "tree": {
-        "method": [{"name": "tree", "layers": 32, "shape": "full", "draft_depth": 2, "branching": 2}],
+        "method": [{"name": "tree", "layers": 32, "shape": "full", "draft_depth": 2, "width": 2}],
         "outcomes": {"kind": "by-depth", "rank_rates": [0.6, 0.2]}, "cost": DRAFTED_ON_H100,
     },
     "ppd": {
@@ -162,6 +162,13 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
     "self_speculative": {
         "method": [{"name": "self_speculative", "layers": 32, "exit_layer": 8, "draft_length": 2}], "outcomes": ACCEPTANCE,
         "cost": H100,
+    },
+    "early_exit": {
+        "method": [{"name": "early_exit", "layers": 32, "measure": "state"}], "cost": H100,
+        "outcomes": {"kind": "hazards", "hazards": [0.05] * 31 + [1.0]},
+    },
+    "pearl": {
+        "method": [{"name": "pearl", "layers": 32, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
     },
     "autoregressive over a roofline": {
         "method": [{"name": "autoregressive", "layers": 40}],
@@ -286,6 +293,7 @@ HARDWARE_AXES: dict[str, dict[str, Any]] = {
     "draft steps": {"cost.draft_step_s": SECONDS},
     "links": {"cost.link_s": SECONDS},
     "dispatches": {"cost.dispatch_s": SECONDS},
+    "comparisons of states": {"cost.state_check_s": SECONDS},
     "rates and prompts": {"outcomes.acceptance_rate": [0.25, 0.75], "cost.prompt": [9, 700, 64, 128, 256, 32]},
     "two costs": {"cost.prompt": [9, 700, 64], "cost.step_s": [0.0, 0.001, 0.5, 0.25]},
 }  # fmt: skip
@@ -307,9 +315,10 @@ def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.M
     assert_same(together, alone)
 
 
-def test_many_points_on_hardware_as_arrays() -> None:
+def test_many_points_on_hardware_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough points that times of passes are not evaluated twice."""
-    swept = {"sweep": {"cost.prompt": [*range(5, 1105)]}}
+    monkeypatch.setattr(formula_view, "MANY_POINTS", 9)
+    swept = {"sweep": {"cost.prompt": [*range(5, 25)]}}
     tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["speculative"], **swept}
     together = frame_of(tables)
     with one_by_one():
