@@ -23,6 +23,7 @@ from model.logs import position_log, text_lookups
 from model.methods.claim_bounds import ClaimTerms
 from model.methods.ngram import lookup_rounds, theory
 from model.methods.ngram.algorithm import Parameters, decode
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.proposals import Known
 from model.methods.worlds import world_of, worlds
 from model.outcomes import lookup_laws
@@ -283,3 +284,34 @@ def test_advice_says_what_is_not_known() -> None:
 def test_impossible_parameters_are_refused(settings_: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Parameters(**({"layers": 4, "draft_length": 3} | settings_))
+
+
+# --- Points together ---
+
+
+def test_points_together_are_those_of_each() -> None:
+    """Laws with other outcomes, laws by the round before, records and costs of both kinds, cut and not."""
+    laws = [
+        Lookups.of_rates(0.5, 0.25, 3), LAW, Lookups.of_rates([0.1, 1.0], 1.0, 3), Lookups.of_rates(0.0, 0.0, 3),
+        ReplayedLookups([[3, 0, 1, 0, 2, 2, 0]], [[1, 0, 1, 0, 0, 2, 0]]),
+    ]  # fmt: skip
+    costs: list[StepCosts] = [UnitCost(32), UnitCost(32, verify_cost=((1, 1.0), (40, 3.0)), final_head=1.0), roofline()]
+    methods = [Parameters(32, 4), Parameters(32, 4, sequences=2), Parameters(32, 6)]
+    choices = [MethodChoice(each, tokens, cost) for each in methods for tokens in (1, 7) for cost in costs]
+    choice, law = (each.reshape(-1) for each in np.meshgrid(range(len(choices)), range(len(laws)), indexing="ij"))
+    found = theory.predict_points(PredictionPoints(choices, laws, choice, law))
+    for at, (which, of) in enumerate(zip(choice.tolist(), law.tolist(), strict=True)):
+        parameters, tokens, cost = choices[which]
+        alone = vars(theory.predict(parameters, tokens, laws[of], cost))
+        for name, values in vars(found).items():
+            assert float(values[at]) == pytest.approx(float(alone[name]), rel=1e-12, abs=1e-12), name
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=4), st.integers(1, 5))
+def test_lookups_of_many_rates_are_those_of_each(rates: list[tuple[float, float]], drafted: int) -> None:
+    hits, accepted = np.array(rates).T
+    for law, (hit, rate) in zip(Lookups.each(hits, accepted, drafted), rates, strict=True):
+        one = Lookups.of_rates(hit, rate, drafted)
+        assert law.drafted == one.drafted
+        for ours, theirs in zip((law.chances, *law.survival, *law.cells), (one.chances, *one.survival, *one.cells), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
