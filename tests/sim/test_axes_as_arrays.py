@@ -315,6 +315,20 @@ def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.M
     assert_same(together, alone)
 
 
+@pytest.mark.parametrize(("name", "rate"), [("speculative", "acceptance_rate"), ("ngram with trials, kept full", "hit_rate")])
+@pytest.mark.parametrize("size", [1, 6])
+def test_bounds_are_those_at_the_ends_of_the_rates(name: str, rate: str, size: int) -> None:
+    """Of a single point, and of an axis."""
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS[name]}
+    swept = {f"outcomes.{rate}": np.linspace(0.25, 0.75, size).tolist()}
+    found = frame_of(tables | {"outcomes": tables["outcomes"] | {"trials": 50}, "sweep": swept})
+    for end in ("low", "high"):
+        exact = {key: value for key, value in tables["outcomes"].items() if key != "trials"}
+        ends = found[f"{rate}_{end}"].to_list()
+        alone = [frame_of(tables | {"outcomes": exact | {rate: each}, "sweep": {}})["speedup"][0] for each in ends]
+        assert found[f"speedup_input_{end}"].to_list() == pytest.approx(alone, rel=1e-12)
+
+
 def test_many_points_on_hardware_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough points that times of passes are not evaluated twice."""
     monkeypatch.setattr(formula_view, "MANY_POINTS", 9)

@@ -151,40 +151,33 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     after_whole: Any
     mass, after_whole = (each.T for each in starts_of_laws(most, tokens, known))  # (laws, tokens)
     count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
-    width = count + 1
-    attended = place * width + width * (width + 1) / 2
-    target = _totals(parameters.layers, mass, width, attended, place + width)
+    drafts, width = count > 0, count + 1
     held = np.minimum(place, np.inf if parameters.context_budget is None else parameters.context_budget)
     reading = attended_within(place, count, parameters.context_budget)
+    of_round = np.ones(tokens), width, place * width + width * (width + 1) / 2, place + width
+    more = count, reading, drafts, np.where(drafts, place + count, 0)
+    runs, verified, seen, rows, drafted, read, passes, last_rows = (mass @ np.stack([*of_round, *more], axis=1)).T
+    layers, deep = parameters.layers, parameters.draft_layers
+    target = Totals(runs, layers * runs, layers * verified, layers * seen, layers * rows, head_runs=runs, heads=verified)
     if parameters.reads_states:
-        after = np.stack([starts_by_accepted(most, tokens, law) for law in known]) * (count > 0)[:, None]
+        after = np.stack([starts_by_accepted(most, tokens, law) for law in known]) * drafts[:, None]
         accepted = np.arange(most + 1)
         # Accepted tokens that are read again are at the positions before the start of the round; each sees those up to itself.
-        seen = accepted * place[:, None] - accepted * (accepted - 1) / 2
-        again, attended_again, rows_again = after.sum(axis=1) @ accepted, (after * seen).sum(axis=(1, 2)), np.zeros(len(known))
+        before = accepted * place[:, None] - accepted * (accepted - 1) / 2
+        again, attended_again, rows_again = after.sum(axis=1) @ accepted, (after * before).sum(axis=(1, 2)), np.zeros(len(known))
     else:
-        after_full = after_whole * (count > 0)
         # The first pass also reads the token before: its two tokens see one and two positions more than are held before them.
-        before = np.minimum(place - 1, held)
-        again, attended_again = after_full.sum(axis=1), after_full @ (2 * before + 2 - held)
-        rows_again = after_full @ (before + 1 - held)
-    drafted = mass @ count
-    parallel = parameters.drafts_in_one_pass
-    passes = mass @ (count > 0) if parallel else drafted
-    rows = mass @ np.where(count > 0, place + count, 0) if parallel else mass @ reading + rows_again
+        ahead = np.minimum(place - 1, held)
+        again, attended_again, rows_again = (
+            after_whole @ np.stack([drafts, drafts * (2 * ahead + 2 - held), drafts * (ahead + 1 - held)], axis=1)
+        ).T
+    if not parameters.drafts_in_one_pass:
+        passes, last_rows = drafted, read + rows_again
     draft = Totals(
-        passes=passes, layer_runs=passes * parameters.draft_layers, layer_passes=(drafted + again) * parameters.draft_layers,
-        attended=(mass @ reading + attended_again) * parameters.draft_layers, rows_read=rows * parameters.draft_layers,
-        head_runs=passes, heads=drafted,
+        passes=passes, layer_runs=passes * deep, layer_passes=(drafted + again) * deep, attended=(read + attended_again) * deep,
+        rows_read=last_rows * deep, head_runs=passes, heads=drafted,
     )  # fmt: skip
     return Work({"target": target, "draft": draft} if passes.any() else {"target": target})
-
-
-def _totals(layers: int, mass: Any, width: Floats, attended: Floats, read: Floats) -> Totals:
-    """Totals of passes of these widths, weighted by each row of `mass`; logits at all positions."""
-    runs, tokens = mass.sum(axis=1), mass @ width
-    seen, rows = mass @ attended, mass @ read
-    return Totals(runs, layers * runs, layers * tokens, layers * seen, layers * rows, head_runs=runs, heads=tokens)
 
 
 # --- One round: Eq. 1 and its law -----------------------------------------------------------------------------------
