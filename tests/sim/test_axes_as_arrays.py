@@ -329,6 +329,21 @@ def test_bounds_are_those_at_the_ends_of_the_rates(name: str, rate: str, size: i
         assert found[f"speedup_input_{end}"].to_list() == pytest.approx(alone, rel=1e-12)
 
 
+def test_bounds_on_hardware_have_the_worse_rate_at_the_slower_costs() -> None:
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE["speculative"]}
+    found, grid = frame_of(tables), Grid(tables)
+    for point in range(grid.points):
+        case = grid.case(point)
+        outcome, hardware = case.outcome, case.hardware
+        assert outcome is not None
+        assert hardware is not None
+        slow, fast = hardware.ends
+        predict = registry.method("speculative").predict
+        for end, law, cost in (("low", outcome.low, slow), ("high", outcome.high, fast)):
+            alone = predict(case.parameters, 6, law, cost)
+            assert found[f"speedup_input_{end}"][point] == pytest.approx(float(alone.plain_latency / alone.latency), rel=1e-12)
+
+
 def test_many_points_on_hardware_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough points that times of passes are not evaluated twice."""
     monkeypatch.setattr(formula_view, "MANY_POINTS", 9)
