@@ -103,12 +103,12 @@ def _starts_by_round(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) 
     bounds = np.zeros((draft_length + 2, 1, len(laws)))
     bounds[0], bounds[1:-1, 0] = 1.0, known.T
     ends = bounds[:-1] - bounds[1:]
-    state = np.zeros((tokens + draft_length + 1, tokens + 1, len(laws)))  # by position and round
+    state = np.zeros((tokens + draft_length, tokens, len(laws)))  # by position and round
     state[0, 0] = 1.0
     for at in range(tokens - 1):
         first = -(-at // (draft_length + 1))  # as many rounds are before, and at most `at`
         state[at + 1 : at + 2 + draft_length, first + 1 : at + 2] += ends * state[at, first : at + 1]
-    mass = state[:tokens, :tokens]
+    mass = state[:tokens]
     rounds = int(np.flatnonzero(mass.sum(axis=0).max(axis=-1) >= _NEVER)[-1]) + 1
     return mass[:, :rounds].transpose(1, 2, 0)
 
