@@ -25,6 +25,7 @@ from model.methods.ngram import lookup_rounds, theory
 from model.methods.ngram.algorithm import Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.proposals import Known
+from model.methods.rounds.prices_of_rounds import RoundPrices
 from model.methods.worlds import world_of, worlds
 from model.outcomes import lookup_laws
 from model.outcomes.lookup_laws import LookupDraft, LookupOutcome, Lookups, ReplayedLookups, draft_of
@@ -315,3 +316,29 @@ def test_lookups_of_many_rates_are_those_of_each(rates: list[tuple[float, float]
         assert law.drafted == one.drafted
         for ours, theirs in zip((law.chances, *law.survival, *law.cells), (one.chances, *one.survival, *one.cells), strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_moments_are_those_of_all_outcomes(tokens: int, cut: bool) -> None:
+    """By enumeration of the outcome of every lookup, with times by position."""
+    times = np.random.default_rng(0).uniform(0.5, 2, (2, tokens, 5))
+    times[1] = times[0]
+    prices = RoundPrices(times, times, np.arange(1.0, 6.0))
+    drafted, accepted, chances = LAW.cells
+    ends: list[tuple[float, float, float]] = []
+
+    def visit(at: int, before: int, chance: float, time: float, rounds: int) -> None:
+        if at >= tokens:
+            ends.append((chance, time, rounds))
+            return
+        for count, kept, share in zip(drafted.tolist(), accepted.tolist(), chances[before].tolist(), strict=True):
+            paid, kept = min(count, tokens - 1 - at) if cut else count, min(kept, tokens - 1 - at)
+            visit(at + 1 + kept, int(kept > 0), chance * share, time + times[0, at, paid], rounds + 1)
+
+    visit(0, 0, 1.0, 0.0, 0)
+    chance, time, rounds = np.array(ends).T
+    found = lookup_rounds.moments(tokens, LAW, prices, cut=cut)
+    mean = chance @ time
+    assert (found.time, found.rounds) == pytest.approx((mean, chance @ rounds), rel=1e-12)
+    assert found.variance == pytest.approx(chance @ (time - mean) ** 2, rel=1e-9, abs=1e-12)
