@@ -96,7 +96,7 @@ def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], V
     vars(copy).update({name: _Tested(bool(number)) for name, number in numbers.items()})
     try:
         found = value(copy)
-    except Exception:  # whatever a number that is none leads to: the value is then computed from each cost
+    except Exception:  # of any kind, since the number is none: the value is then computed from each cost
         return None
     parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
     return None if any(isinstance(each, _Tested) for each in parts) else found

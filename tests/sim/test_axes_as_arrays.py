@@ -26,7 +26,7 @@ from model.methods import registry
 from model.methods.prediction import ChoiceGroup, GroupedChoices, PredictionPoints
 from model.outcomes.outcome_laws import Iid
 from model.steps import LayerSpan
-from sim.scenarios import cases
+from sim.scenarios import cases, scenario_file
 from sim.scenarios.cases import Cost
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcomes.outcome_records import VariedOutcomes
@@ -152,7 +152,7 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
         "outcomes": {"kind": "by-depth", "rank_rates": [0.6, 0.2]}, "cost": DRAFTED_ON_H100,
     },
     "ppd": {
-        "method": [{"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 2}], "cost": H100,
+        "method": [{"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 2}], "cost": H100, "cluster": {"units": 2},
         "outcomes": {"kind": "iid", "match_rate": 0.5},
     },
     "skipdecode": {
@@ -286,7 +286,7 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
 
 SECONDS = [0.001, 0.0, 0.01, -1.0, 0.002, 1e7, 0.0, 0.005, 0.25]
 HARDWARE_AXES: dict[str, dict[str, Any]] = {
-    "prompts": {"cost.prompt": [100, 7, 0, 2048, -1, 131, 512, 513, 100_000_000, 9000]},
+    "prompts": {"cost.prompt": [100, 7, 0, 2048, -1, 131, 900_000, 513, 100_000_000, 9000]},
     "a range of prompts": {"cost.prompt": {"from": 16, "to": 36, "count": 11}},
     "prompts that are no whole numbers": {"cost.prompt": {"from": 16, "to": 36.5, "count": 6}},
     "engine steps": {"cost.step_s": SECONDS},
@@ -352,6 +352,15 @@ def test_many_points_on_hardware_as_arrays(monkeypatch: pytest.MonkeyPatch) -> N
     together = frame_of(tables)
     with one_by_one():
         assert_same(together, frame_of(tables))
+
+
+def test_sources_of_times_do_not_depend_on_prompts_and_times() -> None:
+    """All prompts are listed; an axis is not followed value by value."""
+    tables = {"scenario": {"name": "x", "tokens": 4}, **ON_HARDWARE["speculative"], "sweep": {}}
+    alone = scenario_file.cost_sources(tables)
+    swept = tables | {"sweep": {"cost.prompt": [-1, 7, 9], "cost.step_s": [0.0, 0.001, -1.0]}}
+    assert scenario_file.cost_sources(swept) == alone
+    assert scenario_file.cost_source(swept).endswith("; prompt 7, 9, tensor_parallel 1")
 
 
 def test_prompts_and_steps_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
