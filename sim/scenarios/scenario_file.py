@@ -285,6 +285,10 @@ _SECONDS = (
 )  # fmt: skip
 
 
+_MOST_LISTED = 1000
+"""Prompts, and combinations of values of other axes, of which sources and operating points are listed."""
+
+
 def _on_hardware(table: Any) -> bool:
     return isinstance(table, Mapping) and table.get("kind") in ON_HARDWARE
 
@@ -309,13 +313,13 @@ def _hardware_sources(tables: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
 
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
-    prompts = [value for value in axes.get("prompt", ()) if type(value) is int and 0 <= value <= checks.MAX_TOKENS]
+    prompts = [value for value in axes.get("prompt", [])[:_MOST_LISTED] if type(value) is int and 0 <= value <= checks.MAX_TOKENS]
     # What is named does not depend on prompts and times, whose ends show whether they are valid.
     axes = {key: values if key not in ("prompt", *_SECONDS) else [*values[:1], *values[-1:]] for key, values in axes.items()}
     named: dict[str, str] = {}
     points: dict[str, dict[Any, None]] = {"prompt": {}, "tensor_parallel": {}}
     for table in _priced(tables):
-        varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
+        varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), _MOST_LISTED)]
         for values in varied:
             try:
                 cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in points}})
