@@ -313,7 +313,8 @@ def _hardware_sources(tables: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
 
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
-    prompts = [value for value in axes.get("prompt", [])[:_MOST_LISTED] if type(value) is int and 0 <= value <= checks.MAX_TOKENS]
+    asked = axes.get("prompt", [])[:_MOST_LISTED]
+    prompts = [value for value in asked if type(value) is int and 0 <= value <= checks.MAX_TOKENS]
     # What is named does not depend on prompts and times, whose ends show whether they are valid.
     axes = {key: values if key not in ("prompt", *_SECONDS) else [*values[:1], *values[-1:]] for key, values in axes.items()}
     named: dict[str, str] = {}
