@@ -320,7 +320,8 @@ def _hardware_sources(tables: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
     named: dict[str, str] = {}
     points: dict[str, dict[Any, None]] = {"prompt": {}, "tensor_parallel": {}}
     for table in _priced(tables):
-        varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), _MOST_LISTED)]
+        combinations = itertools.islice(itertools.product(*axes.values()), _MOST_LISTED)
+        varied = [dict(zip(axes, values, strict=True)) for values in combinations]
         for values in varied:
             try:
                 cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in points}})
