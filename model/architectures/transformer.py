@@ -387,20 +387,30 @@ class Shape:
             return 2 * self.heads * (self.latent.nope + self.latent.rope + self.head_dim)
         return self.attended_flops
 
-    def cache_bytes_at(self, context: int) -> int:
+    def cache_bytes_at(self, context: Any) -> Any:
         """KV cache of a sequence of `context` positions in all layers; those with a sliding window keep no more than it [bytes].
+
+        `context` is a whole number, or an array of whole numbers; the result is like it.
 
         >>> from model.architectures.published_shapes import preset
         >>> gemma = preset("gemma-3-27b")
         >>> round(gemma.cache_bytes_at(32_768) / (gemma.cache_bytes() * 32_768), 2)
         0.19
         """
-        checks.whole("context", context, 0)
+        checks.whole("context", np.min(context, initial=0) if np.ndim(context) else context, 0)
         row = self.cache_bytes(1)
-        return self._sum(lambda kind: row * (context if kind.window is None else min(context, kind.window.size)))
 
-    def operations(self, width: int, context: int, layers: int | None = None, *, heads: int = 0) -> int:
+        def held(kind: Shape) -> Any:
+            if kind.window is None:
+                return context
+            return np.minimum(context, kind.window.size) if np.ndim(context) else min(context, kind.window.size)
+
+        return self._sum(lambda kind: row * held(kind))
+
+    def operations(self, width: int, context: Any, layers: int | None = None, *, heads: int = 0) -> Any:
         """Operations of a pass over `width` positions after `context` cached ones, through `layers` layers (default: all).
+
+        `context` is a whole number, or an array of whole numbers; the result is like it.
 
         2 per weight and position, plus 4 heads head_dim per position and position that it attends to, itself included. `heads`
         positions are projected onto the vocabulary. Attention over encoder positions is left out. The weights that compute the
@@ -413,10 +423,10 @@ class Shape:
         """
         depth = self._depth(layers)
         checks.whole("width", width, 1)
-        checks.whole("context", context, 0)
+        checks.whole("context", np.min(context, initial=0) if np.ndim(context) else context, 0)
         checks.whole("heads", heads, 0, width, "width")
 
-        def through(kind: Shape) -> int:
+        def through(kind: Shape) -> Any:
             attended = _attended(kind, width, context)
             return 2 * width * int(kind.active_layer_weights) + self.attended_flops * attended
 
@@ -738,7 +748,8 @@ def windowed(kind: Shape, width: ArrayLike, context: ArrayLike) -> Floats:
     return np.asarray(growing * past + growing * (growing + 1) / 2 + (w - growing) * size)
 
 
-def _attended(kind: Shape, width: int, context: int) -> int:
+def _attended(kind: Shape, width: int, context: Any) -> Any:
     if kind.window is None:
         return width * context + width * (width + 1) // 2
-    return int(windowed(kind, width, context))
+    attended = windowed(kind, width, context)
+    return np.asarray(attended).astype(np.int64) if np.ndim(context) else int(attended)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -267,5 +266,5 @@ class UnitCost(LayerTimeCosts, StepCosts):
     def plain(self) -> bool:
         """True if every layer takes one unit of time and everything else takes none, as the theorems assume."""
         # Costs of draft passes, multi-token passes and early exits do not affect methods without them.
-        foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost"))
-        return replace(self, **foreign, draft_devices=1.0, propagation=0.0, state_check=0.0) == UnitCost(self.layers)
+        times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.link, self.promotion
+        return not any(times) and self.layer_times is None and self.dispatch_law == "linear"

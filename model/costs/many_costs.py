@@ -1,10 +1,12 @@
 """Several costs as one: times have a leading axis of costs, so that the prices of a method are computed once for all of them.
 
-For closed forms only: passes are not split into layers, and starting processes has no price.
+For closed forms only: passes are not split into layers.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
@@ -18,8 +20,8 @@ from model.costs.step_costs import OPERATIONS, RATIOS, PassShape, StepCosts
 
 Floats = NDArray[np.float64]
 _NUMBERS = (
-    "early_head", "final_head", "link", "promotion", "propagation", "state_check", "draft_devices", *RATIOS.values(),
-    *OPERATIONS.values(),
+    "dispatch", "dispatch_per_process", "early_head", "final_head", "link", "promotion", "propagation", "state_check",
+    "draft_devices", *RATIOS.values(), *OPERATIONS.values(),
 )  # fmt: skip
 _numbers_of = attrgetter(*_NUMBERS)
 _curve_and_layers_of = attrgetter("verify_cost", "layer_times")
@@ -34,12 +36,52 @@ def joined(costs: Sequence[StepCosts]) -> StepCosts:
     >>> cost.plain_times().tolist(), cost.draft_times().tolist(), cost.verify_times([1, 2]).tolist()
     ([4.0, 5.0], [2.0, 1.25], [[4.0, 4.0], [5.0, 5.0]])
     """
-    if isinstance(costs, VariedCosts):
-        return UnitCosts.varied(costs)
+    if isinstance(costs, Varied):
+        return costs.joined()
     return UnitCosts(costs) if all(type(each) is UnitCost for each in costs) else PricedTogether(costs)
 
 
-class VariedCosts(Sequence[UnitCost]):
+def joined_groups(groups: Sequence[Sequence[StepCosts]]) -> StepCosts:
+    """`joined` of all costs of several groups, one after another; those that differ in numbers only are not made singly.
+
+    >>> groups = [UnitCost(4, cost_ratio=0.5)], VariedCosts(UnitCost(4), {"cost_ratio": np.array([0.25, 0.75])})
+    >>> joined_groups(groups).draft_times().tolist()
+    [2.0, 1.0, 3.0]
+    """
+    parts: list[Sequence[StepCosts]] = []
+    single: list[StepCosts] = []  # costs of groups that follow one another, all made singly
+    for group in groups:
+        if not isinstance(group, Varied):
+            single += group
+            continue
+        parts += [single, group] if single else [group]
+        single = []
+    each = [joined(part) for part in (*parts, single) if len(part)]
+    if len(each) == 1:
+        return each[0]
+    units = [part for part in each if isinstance(part, UnitCosts)]
+    return UnitCosts.concatenated(units) if len(units) == len(each) else OneAfterAnother(each)
+
+
+class Varied(Sequence[StepCosts]):
+    """Costs that differ from `first` in some numbers only; a single one is made when it is asked for."""
+
+    first: StepCosts
+
+    @abstractmethod
+    def at(self, index: NDArray[np.intp]) -> Varied:
+        """A subset of the costs, in this order."""
+
+    @abstractmethod
+    def joined(self) -> StepCosts:
+        """All of them as one; see `joined`."""
+
+    @abstractmethod
+    def passes_only(self) -> Sequence[StepCosts]:
+        """Each without overheads; see `StepCosts.passes_only`."""
+
+
+class VariedCosts(Varied):
     """Costs in layer-times that differ from `first` in some numbers only; a single one is made when it is asked for.
 
     Parameters
@@ -55,7 +97,8 @@ class VariedCosts(Sequence[UnitCost]):
     """
 
     def __init__(self, first: UnitCost, numbers: Mapping[str, NDArray[Any]]) -> None:
-        self.first, self.numbers = first, numbers
+        self.first: UnitCost = first
+        self.numbers = numbers
         self._same = {name: getattr(first, name) for name in _FIELDS}
         self._size = len(next(iter(numbers.values())))
 
@@ -82,7 +125,11 @@ class VariedCosts(Sequence[UnitCost]):
         """A subset of the costs, in this order."""
         return VariedCosts(self.first, {name: values[index] for name, values in self.numbers.items()})
 
-    def passes_only(self) -> Sequence[UnitCost]:
+    def joined(self) -> UnitCosts:
+        """All of them as one; see `joined`."""
+        return UnitCosts.varied(self)
+
+    def passes_only(self) -> Sequence[StepCosts]:
         """Each without overheads; see `UnitCost.passes_only`."""
         numbers = {name: values for name, values in self.numbers.items() if name not in OVERHEADS}
         first = self.first.passes_only()
@@ -108,7 +155,30 @@ class UnitCosts(UnitCost):
             values["layer_times"] = None
         else:
             values["depths"] = tuple(np.full(size, depth) for depth in first.depths)
+        values["_tree"] = np.full(size, first.dispatch_law == "tree")
         values |= {"_curves": [first], "_curve_of": np.zeros(size, dtype=np.intp)}
+        found = object.__new__(UnitCosts)
+        vars(found).update(values)
+        return found
+
+    @staticmethod
+    def concatenated(parts: Sequence[UnitCosts]) -> UnitCosts:
+        """All costs, one part after another."""
+        sizes = [len(vars(part)["final_head"]) for part in parts]
+        values: dict[str, Any] = {"layers": parts[0].layers}
+        for name in _NUMBERS:
+            each = [getattr(part, name) for part in parts]
+            values[name] = None if any(one is None for one in each) else np.concatenate(each)
+        if all("depths" not in vars(part) for part in parts):
+            values["layer_times"] = None
+        else:
+            depths = [[np.broadcast_to(depth, size) for depth in part.depths] for part, size in zip(parts, sizes, strict=True)]
+            values["depths"] = tuple(np.concatenate(column) for column in zip(*depths, strict=True))
+        values["_tree"] = np.concatenate([vars(part)["_tree"] for part in parts])
+        curves = [vars(part)["_curves"] for part in parts]
+        begins = np.cumsum([0, *(len(each) for each in curves)])
+        which = [begin + vars(part)["_curve_of"] for begin, part in zip(begins[:-1], parts, strict=True)]
+        values |= {"_curves": [curve for each in curves for curve in each], "_curve_of": np.concatenate(which)}
         found = object.__new__(UnitCosts)
         vars(found).update(values)
         return found
@@ -123,11 +193,17 @@ class UnitCosts(UnitCost):
             values["depths"] = tuple(np.array([each.depths for each in costs], dtype=np.float64).T)
         else:
             values["layer_times"] = None
+        values["_tree"] = np.array([each.dispatch_law == "tree" for each in costs], dtype=np.bool_)
         distinct = {id(curve): index for index, curve in enumerate(curves)}  # one of each
         values["_curves"] = [costs[index] for index in distinct.values()]
         place = {key: number for number, key in enumerate(distinct)}
         values["_curve_of"] = np.array([place[id(curve)] for curve in curves], dtype=np.intp)
         vars(self).update(values)
+
+    def dispatching(self, processes: int) -> Any:
+        """Time that starting `processes` sub-processes occupies the starter's unit, by cost."""
+        count = np.where(vars(self)["_tree"], math.log2(processes + 1), processes)
+        return self.dispatch + self.dispatch_per_process * count
 
     def slowdowns(self, width: ArrayLike) -> Floats:
         """Slowdown by cost and width."""
@@ -145,6 +221,32 @@ class UnitCosts(UnitCost):
         return getattr(self, OPERATIONS[role])
 
 
+class OneAfterAnother(StepCosts):
+    """Costs of several parts, each of which has a leading axis of costs."""
+
+    def __init__(self, parts: Sequence[StepCosts]) -> None:
+        self.parts = parts
+        self.layers, self.uniform = parts[0].layers, parts[0].uniform
+        for name in ("link", "promotion", "draft_devices"):
+            setattr(self, name, np.concatenate([getattr(each, name) for each in parts]))
+
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        """Time of a pass of this shape after `at` positions, by cost."""
+        return np.concatenate([each.times(shape, at) for each in self.parts])
+
+    def within_budgets(self, budgets: Mapping[str, int]) -> OneAfterAnother:
+        """See `StepCosts`."""
+        return OneAfterAnother([each.within_budgets(budgets) for each in self.parts]) if budgets else self
+
+    def has_model(self, role: str) -> bool:
+        """True if the time of passes of this model is known to all costs."""
+        return all(each.has_model(role) for each in self.parts)
+
+    def operations(self, role: str) -> Any:
+        """Operations per token in a pass of this model relative to the target, by cost [-]."""
+        return np.concatenate([each.operations(role) for each in self.parts])
+
+
 class PricedTogether(StepCosts):
     """Costs of any kind, priced one after another."""
 
@@ -157,6 +259,10 @@ class PricedTogether(StepCosts):
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` positions, by cost."""
         return np.stack(np.broadcast_arrays(*(each.times(shape, at) for each in self.costs)))
+
+    def within_budgets(self, budgets: Mapping[str, int]) -> PricedTogether:
+        """See `StepCosts`."""
+        return PricedTogether([each.within_budgets(budgets) for each in self.costs]) if budgets else self
 
     def has_model(self, role: str) -> bool:
         """True if the time of passes of this model is known to all costs."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from model.architectures.transformer import Shape
 from model.base import checks
@@ -35,7 +35,30 @@ class Parts(NamedTuple):
     @property
     def total(self) -> Estimate:
         """Time of the whole pass."""
-        return self.layers + self.head + self.embedding + self.step
+        return self.layers + (self.head + self.embedding + self.step)  # only layers have times by position
+
+
+class ContextTable:
+    """Times of a layer by context, each looked up once."""
+
+    def __init__(self) -> None:
+        self._known: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._seconds: Floats = np.zeros(0)
+        self._error: Floats = np.zeros(0)
+
+    def at(self, context: NDArray[np.intp], look_up: Callable[[Floats], Estimate]) -> Estimate:
+        """Times at these contexts; `look_up` gives those at contexts that are not known yet."""
+        more = int(context.max(initial=0)) + 1 - self._known.size
+        if more > 0:
+            more = max(more, self._known.size)
+            self._known = np.pad(self._known, (0, more))
+            self._seconds, self._error = np.pad(self._seconds, (0, more)), np.pad(self._error, (0, more))
+        missing = ~self._known[context]
+        if missing.any():
+            asked = np.unique(context[missing])
+            self._seconds[asked], self._error[asked] = look_up(asked.astype(np.float64))
+            self._known[asked] = True
+        return Estimate(self._seconds[context], self._error[context])
 
 
 @dataclass(eq=False)
@@ -99,6 +122,8 @@ class PassSeconds(StepCosts):
     """Cache of times of a layer, by (role, width, sequences, context budget) and position."""
     _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes with their errors, by shape and position."""
+    by_context: dict[tuple[str, int, int], ContextTable] = field(default_factory=dict, init=False, repr=False)
+    """Cache of times of a layer by (role, width, sequences), for costs that differ in their prompts."""
     _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
     _within: dict[tuple[tuple[str, int], ...], Self] = field(default_factory=dict, init=False, repr=False)
 
@@ -118,7 +143,7 @@ class PassSeconds(StepCosts):
         """The same costs at the upper and the lower end of their uncertainty."""
         ends = replace(self, uncertainty_end=1.0), replace(self, uncertainty_end=-1.0)
         for each in ends:
-            each._layers, each._totals = self._layers, self._totals
+            each._layers, each._totals, each.by_context = self._layers, self._totals, self.by_context
         return ends
 
     def share_layers(self, tables: dict[tuple[str, int, int, int | None], Estimate]) -> None:
@@ -140,7 +165,7 @@ class PassSeconds(StepCosts):
         if self._passes_only is None:
             none: dict[str, Any] = dict.fromkeys(("dispatch", "dispatch_per_process", "link", "promotion", "draft_devices"), 0.0)
             self._passes_only = replace(self, **none, counts_steps=False)
-            self._passes_only._layers = self._layers
+            self._passes_only._layers, self._passes_only.by_context = self._layers, self.by_context
         return self._passes_only
 
     def within_budgets(self, budgets: Mapping[str, int]) -> Self:
@@ -160,6 +185,7 @@ class PassSeconds(StepCosts):
         if key not in self._within:
             found = self._within[key] = replace(self, context_budgets=dict(budgets))
             found._times, found._layers, found._totals = self._times, self._layers, self._totals
+            found.by_context = self.by_context
         return self._within[key]
 
     def overhead_of(self, step: Forward) -> float:
@@ -187,7 +213,7 @@ class PassSeconds(StepCosts):
         most = np.inf if context_budget is None else context_budget - self.prompt  # of the positions after the prompt
         mean = np.minimum(np.asarray(at, dtype=np.float64), most)
         if self.others_position is not None and self.batch > 1:
-            mean = (mean + (self.batch - 1) * min(self.others_position, most)) / self.batch
+            mean = (mean + (self.batch - 1) * np.minimum(self.others_position, most)) / self.batch
         return self.prompt + mean
 
     # --- A pass ---
@@ -262,12 +288,10 @@ class PassSeconds(StepCosts):
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` output positions [s]."""
-        if shape.context_budget is None and shape.role in self.context_budgets:
-            shape = shape._replace(context_budget=self.context_budgets[shape.role])
-        where = np.asarray(at)
+        shape, where = self._within_budget(shape), np.asarray(at)
         single = isinstance(shape.width, int) and isinstance(shape.sequences, int) and isinstance(shape.heads, int)
         if not single or where.dtype.kind not in "iu":
-            return self._at_end(shape, self._total(shape, where), where)
+            return self.computed_times(shape, where)
         table, last = self._times.get(shape), int(where.max(initial=0))
         if table is None or table.size <= last:
             positions, total = np.arange(max(last + 1, _GROWTH, 0 if table is None else 2 * table.size)), self._totals.get(shape)
@@ -277,11 +301,22 @@ class PassSeconds(StepCosts):
             table = self._times[shape] = self._at_end(shape, estimate, positions)
         return np.asarray(table[where])
 
+    def _within_budget(self, shape: PassShape) -> PassShape:
+        """The shape with the context budget of its role, unless it has one."""
+        if shape.context_budget is None and shape.role in self.context_budgets:
+            return shape._replace(context_budget=self.context_budgets[shape.role])
+        return shape
+
+    def computed_times(self, shape: PassShape, at: ArrayLike) -> Floats:
+        """`times` without a table [s]."""
+        shape = self._within_budget(shape)
+        return self._at_end(shape, self._total(shape, at), at)
+
     def _total(self, shape: PassShape, at: ArrayLike) -> Estimate:
         """Time of a whole pass, broadcast over positions, widths and numbers of sequences."""
         total = self.parts(shape, at).total
-        extent = np.broadcast_shapes(*map(np.shape, (total.seconds, shape.width, shape.sequences, at)))
         seconds = total.seconds + (self.state_check if shape.compared else 0.0)
+        extent = np.broadcast_shapes(*map(np.shape, (seconds, shape.width, shape.sequences, at)))
         return Estimate(np.broadcast_to(seconds, extent), np.broadcast_to(total.error, extent))
 
     def _at_end(self, shape: PassShape, estimate: Estimate, at: ArrayLike) -> Floats:
@@ -334,7 +369,12 @@ class PassSeconds(StepCosts):
 
     def operations(self, role: str) -> float:
         """Operations per token in a pass of this model relative to the target, at position `middle` [-]."""
-        counts = [self.hardware(each).shape.operations(1, self.prompt + self.middle, heads=1) for each in (role, "target")]
+        ratio: float = self.operations_after(role, self.prompt)
+        return ratio
+
+    def operations_after(self, role: str, prompt: Any) -> Any:
+        """`operations` with this number of cached positions at output position 0, or each of several."""
+        counts = [self.hardware(each).shape.operations(1, prompt + self.middle, heads=1) for each in (role, "target")]
         return counts[0] / counts[1]
 
 

@@ -1,10 +1,17 @@
-"""Dependence of a value on single numbers of a cost: what does not read a number is the same at all of its values."""
+"""Dependence of a value on single numbers of a cost.
+
+What does not read a number is the same at all of its values. What only tests numbers for 0 is the same for all costs that have the
+same zeros.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from model.costs.layer_times import UnitCost
 
@@ -45,3 +52,84 @@ def evaluated(cost: UnitCost, numbers: Collection[str], value: Callable[[UnitCos
     inner |= {"_watched": frozenset(numbers), "_read": read}
     found = value(copy)
     return found, bool(read)
+
+
+class _IsReadError(Exception):
+    """A number is used otherwise than in a test for 0."""
+
+
+def _refuse(self: Any, *_: Any) -> Any:
+    raise _IsReadError
+
+
+class _Tested:
+    """A number that can be tested for 0, and for nothing else."""
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __bool__(self) -> bool:
+        return self._value
+
+
+_OPERATIONS = (
+    "eq ne lt le gt ge hash float int index complex neg pos abs round add radd sub rsub mul rmul truediv rtruediv floordiv"
+    " rfloordiv mod rmod pow rpow divmod rdivmod array array_ufunc array_function len iter format str repr getattr"
+)
+for _operation in _OPERATIONS.split():
+    setattr(_Tested, f"__{_operation}__", _refuse)
+
+
+def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], Value]) -> Value | None:
+    """Value of a function of a cost (a dataclass) that may test these numbers for 0; None if it uses one of them otherwise.
+
+    The function gets a copy without anything that was computed from the numbers.
+
+    >>> cost = UnitCost(4, cost_ratio=0.5)
+    >>> [tested_alone(cost, {"link": 2.0}, of) for of in (lambda cost: cost.has_overheads(2), lambda cost: 2 * cost.link)]
+    [True, None]
+    """
+    copy = object.__new__(type(cost))
+    for field in fields(cost):
+        made = None if field.init or field.default_factory is MISSING else field.default_factory()
+        vars(copy)[field.name] = getattr(cost, field.name) if field.init else made
+    vars(copy).update({name: _Tested(bool(number)) for name, number in numbers.items()})
+    try:
+        found = value(copy)
+    except Exception:  # of any kind, since the number is none: the value is then computed from each cost
+        return None
+    parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
+    return None if any(isinstance(each, _Tested) for each in parts) else found
+
+
+def distinct(
+    cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Value]
+) -> tuple[list[Value], NDArray[np.intp]] | None:
+    """Values of a function of each of several costs that differ in these numbers, and the index of each cost's value.
+
+    None if the value must be computed from each cost.
+
+    >>> found, index = distinct(UnitCost(4), {"link": np.array([0.0, 1.0, 2.0])}, lambda cost: cost.has_overheads(2))
+    >>> found, index.tolist()
+    ([False, True], [0, 1, 1])
+    """
+    size = len(next(iter(numbers.values())))
+    one, varies = evaluated(cost, numbers, value)
+    if not varies:
+        return [one], np.zeros(size, dtype=np.intp)
+    kinds, index = np.unique(
+        sum((each != 0) << place for place, each in enumerate(numbers.values())), return_inverse=True
+    )  # fmt: skip
+    found = []
+    for kind in kinds.tolist():
+        each = tested_alone(cost, {name: kind >> place & 1 for place, name in enumerate(numbers)}, value)
+        if each is None:
+            return None
+        found.append(each)
+    return found, index
+
+
+def values(cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Any]) -> NDArray[Any] | None:
+    """Number that a function gives for each of several costs that differ in these numbers; see `distinct`."""
+    found = distinct(cost, numbers, value)
+    return None if found is None else np.array(found[0])[found[1]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -221,22 +221,23 @@ class DeviceMemory:
     """Memory that a method needs on each device, and the memory available [bytes]."""
 
     weights: float
-    cache: float
+    cache: Any
+    """A number, or an array with one entry for each context."""
     available: float
 
     @property
-    def required(self) -> float:
+    def required(self) -> Any:
         """Weights plus cache [bytes]."""
         return self.weights + self.cache
 
     @property
-    def share(self) -> float:
+    def share(self) -> Any:
         """Needed over available memory [-]."""
         return self.required / self.available if self.available else math.inf
 
 
 def memory(
-    shape: Shape, available: float, *, context: int, batch: int = 1, tensor_parallel: int = 1, also: tuple[Shape, ...] = (),
+    shape: Shape, available: float, *, context: Any, batch: int = 1, tensor_parallel: int = 1, also: tuple[Shape, ...] = (),
     draft_budget: int | Sequence[int | None] | None = None,
 ) -> DeviceMemory:  # fmt: skip
     """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and models `also` (a draft).
@@ -254,9 +255,13 @@ def memory(
     parts = [shape.shard(tensor_parallel), *also]
     weights = float(sum(each.weight_bytes for each in parts))
     budgets = draft_budget if isinstance(draft_budget, Sequence) else [draft_budget] * len(also)
-    kept = [context, *[context if budget is None else min(context, budget) for budget in budgets]]
-    cache = float(sum(each.cache_bytes_at(held) * batch for each, held in zip(parts, kept, strict=True)))
-    return DeviceMemory(weights, cache, available)
+    kept = [context if budget is None else _at_most(context, budget) for budget in (None, *budgets)]
+    cache = sum(each.cache_bytes_at(held) * batch for each, held in zip(parts, kept, strict=True))
+    return DeviceMemory(weights, cache * 1.0, available)
+
+
+def _at_most(context: Any, budget: int) -> Any:
+    return np.minimum(context, budget) if np.ndim(context) else min(context, budget)
 
 
 def refuse_too_large(what: DeviceMemory, device: str) -> None:

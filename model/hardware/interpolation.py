@@ -41,6 +41,8 @@ class Estimate(NamedTuple):
         """Sum of times. Errors are taken as fully correlated, so that absolute errors add up."""
         if not isinstance(other, Estimate):
             return NotImplemented
+        if self is NONE or other is NONE:
+            return other if self is NONE else self
         seconds = self.seconds + other.seconds
         absolute = self.seconds * self.error + other.seconds * other.error
         with np.errstate(invalid="ignore"):

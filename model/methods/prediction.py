@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar, overload
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.costs import many_costs, watched_costs
-from model.costs.many_costs import VariedCosts
+from model.costs.many_costs import Varied, VariedCosts
 from model.costs.step_costs import StepCosts
 from model.methods.method_parameters import MethodParameters
 
@@ -66,13 +67,16 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         """Value of each choice; evaluated once for a group whose costs vary in numbers that it does not read."""
         found = []
         for parameters, tokens, costs in self.groups:
+            same: Any = None
             if isinstance(costs, VariedCosts):
-                one, varies = watched_costs.evaluated(
+                same = watched_costs.values(
                     costs.first, costs.numbers, lambda cost: value(MethodChoice(parameters, tokens, cost))  # noqa: B023  called here
                 )
-                if not varies:
-                    found.append(np.full(len(costs), one))
-                    continue
+            elif isinstance(costs, Varied):
+                same = _without_cost(value, parameters, tokens)
+            if same is not None:
+                found.append(np.broadcast_to(same, len(costs)))
+                continue
             found.append(np.array([value(MethodChoice(parameters, tokens, cost)) for cost in costs]))
         return np.concatenate(found).astype(np.float64)
 
@@ -82,6 +86,23 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
             np.atleast_1d(group.parameters.plain_time(group.tokens, many_costs.joined(group.costs)))
             for group in self.groups
         ])  # fmt: skip
+
+
+class _CostIsReadError(Exception):
+    """A value depends on the cost."""
+
+
+class _NoCost:
+    def __getattribute__(self, name: str) -> Any:
+        raise _CostIsReadError
+
+
+def _without_cost(value: Callable[[MethodChoice[Any]], float], parameters: Any, tokens: int) -> float | None:
+    """Value of a choice if it does not depend on the cost, else None."""
+    try:
+        return value(MethodChoice(parameters, tokens, _NoCost()))  # type: ignore[arg-type]
+    except _CostIsReadError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -95,16 +116,20 @@ class PredictionPoints(Generic[Chosen]):
         `predict` takes; with several kinds of outcomes, laws by outcome name.
     choice, law
         Index into `choices` and `laws` of each point; shape (points,).
+    means
+        Points of which only means are asked: their variances may be nan. None: no point.
     """
 
     choices: Sequence[MethodChoice[Chosen]]
     laws: Sequence[Any]
     choice: NDArray[np.intp]
     law: NDArray[np.intp]
+    means: NDArray[np.bool_] | None = None
 
     def at(self, index: NDArray[np.intp]) -> PredictionPoints[Chosen]:
         """Subset of the points, in this order."""
-        return PredictionPoints(self.choices, self.laws, self.choice[index], self.law[index])
+        means = None if self.means is None else self.means[index]
+        return PredictionPoints(self.choices, self.laws, self.choice[index], self.law[index], means)
 
     def of_choices(self, value: Callable[[MethodChoice[Chosen]], float]) -> Floats:
         """Value of each point's choice; shape (points,)."""
@@ -142,6 +167,8 @@ class DecodingPoints(Generic[Chosen]):
         Distinct costs as one (`model.costs.many_costs.joined`): times have a leading axis of costs.
     law, price
         Index of each point's law and cost; shape (points,).
+    means
+        As of `PredictionPoints`.
     """
 
     parameters: Chosen
@@ -150,27 +177,34 @@ class DecodingPoints(Generic[Chosen]):
     cost: StepCosts
     law: NDArray[np.intp]
     price: NDArray[np.intp]
+    means: NDArray[np.bool_] | None = None
 
     def at(self, index: NDArray[np.intp]) -> DecodingPoints[Chosen]:
         """Subset of the points, in this order, with the laws that they use."""
         used, law = np.unique(self.law[index], return_inverse=True)
-        return replace(self, laws=[self.laws[each] for each in used.tolist()], law=law, price=self.price[index])
+        means = None if self.means is None else self.means[index]
+        return replace(self, laws=[self.laws[each] for each in used.tolist()], law=law, price=self.price[index], means=means)
 
     def linear(self, counts: Floats, prices: Floats) -> Floats:
         """Sum over events of count x price at each point; counts have shape (events, laws), prices (costs, events).
 
         Unknown prices (nan) only matter for events that occur.
         """
-        unknown = np.isnan(prices)
-        if unknown.any():
-            known = self.linear(counts, np.where(unknown, 0.0, prices))
-            return np.where(self.linear((counts != 0).astype(float), unknown.astype(float)) > 0, np.nan, known)
-        if counts.shape[1] * len(prices) <= _LARGEST_PRODUCT * self.law.size:
-            return np.asarray((prices @ counts)[self.price, self.law])
-        size = max(_CELLS // len(counts), 1)
-        parts = [slice(at, at + size) for at in range(0, self.law.size, size)]
-        each = [np.einsum("pk,kp->p", prices[self.price[part]], counts[:, self.law[part]]) for part in parts]
-        return np.concatenate(each)
+        return linear(counts, prices, self.law, self.price)
+
+
+def linear(counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
+    """`DecodingPoints.linear` of pairs of laws and prices."""
+    unknown = np.isnan(prices)
+    if unknown.any():
+        known = linear(counts, np.where(unknown, 0.0, prices), law, price)
+        occur = linear((counts != 0).astype(float), unknown.astype(float), law, price) > 0
+        return np.where(occur, np.nan, known)
+    if counts.shape[1] * len(prices) <= _LARGEST_PRODUCT * law.size:
+        return np.asarray((prices @ counts)[price, law])
+    size = max(_CELLS // len(counts), 1)
+    parts = [slice(at, at + size) for at in range(0, law.size, size)]
+    return np.concatenate([np.einsum("pk,kp->p", prices[price[part]], counts[:, law[part]]) for part in parts])
 
 
 _LARGEST_PRODUCT = 4
@@ -190,7 +224,8 @@ def predict_by_decoding(
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
     kinds, groups = [], points.groups()
     for parameters, tokens, costs in groups.groups:
-        key = id(parameters), tokens, type(costs[0]), costs[0].uniform
+        one = costs.first if isinstance(costs, Varied) else costs[0]
+        key = id(parameters), tokens, type(one), one.uniform
         if key not in seen:
             seen[key] = number.setdefault((parameters, *key[1:]), len(number))
         kinds.append(seen[key])
@@ -210,17 +245,21 @@ def predict_by_decoding(
             laws, law = np.unique(points.law[here], return_inverse=True)
             cost = _joined_costs(groups, choices, group[choices])
             of = [points.laws[each] for each in laws.tolist()]
-            found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]])))
+            means = None if points.means is None else points.means[here]
+            found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]], means)))
             order.append(here)
     return Prediction.joined(found).at(np.argsort(np.concatenate(order)))
 
 
 def _joined_costs(groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp]) -> StepCosts:
     """Costs of these choices as one; `group` has the group of each."""
-    costs = groups.groups[int(group[0])].costs
-    if isinstance(costs, VariedCosts) and (group == group[0]).all():
-        return many_costs.joined(costs.at(choices - groups.starts[group[0]]))
-    return many_costs.joined([groups[each].cost for each in choices.tolist()])
+    bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), group.size]
+    parts = []
+    for start, stop in itertools.pairwise(bounds):
+        number = int(group[start])
+        costs, places = groups.groups[number].costs, choices[start:stop] - groups.starts[number]
+        parts.append(costs.at(places) if isinstance(costs, Varied) else [costs[place] for place in places.tolist()])
+    return many_costs.joined_groups(parts)
 
 
 @dataclass(frozen=True)

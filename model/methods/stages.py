@@ -57,30 +57,39 @@ def moments_of_points(points: Sequence[StagePoint]) -> Floats:
     """`moments` of many decodings, shape (4, points); those with equal tokens and stage transitions are computed together."""
     found = np.empty((4, len(points)))
     together: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    counts: dict[tuple[int, int], Floats] = {}
+    counted: dict[int, list[int]] = {}
     for index, (steps, n, law) in enumerate(points):
         if len(steps) == 2 and not by_position(steps):
-            if (n, id(law)) not in counts:
-                counts[n, id(law)] = law.pmf(n - 1)
-            found[:, index] = _moments_of_counts(steps, n, counts[n, id(law)])
+            counted.setdefault(n, []).append(index)
         elif isinstance(law, Replay):
             time, busy = sums(steps, [law.first(n - 1).T], n, len(law.records))
             found[:, index] = time.mean(), time.var(), busy.mean(), (busy / time).mean()
         else:
             together.setdefault((n, tuple(stage.on_match for stage in steps)), []).append(index)
+    for n, where in counted.items():
+        for start in range(0, len(where), size := max(_CELLS // n, 1)):
+            own = where[start : start + size]
+            found[:, own] = _moments_of_counts([points[index] for index in own], n)
     for (n, on_match), where in together.items():
         found[:3, where] = _forward_moments([points[index] for index in where], n, on_match)
         found[3, where] = np.nan
     return found
 
 
-def _moments_of_counts(steps: tuple[Stage, ...], n: int, mass: Floats) -> tuple[float, float, float, float]:
-    """Moments of two stages at uniform costs, from the distribution `mass` of the number of matches."""
-    (miss, match), matches = steps, np.arange(n)
-    time = n * miss.time + matches * (match.time - miss.time)
-    busy = n * miss.busy + matches * (match.busy - miss.busy)
-    mean = float(mass @ time)
-    return mean, float(mass @ (time - mean) ** 2), float(mass @ busy), float(mass @ (busy / time))
+_CELLS = 60_000
+"""Numbers of matches x points of a block that stays in the cache of a processor."""
+
+
+def _moments_of_counts(points: Sequence[StagePoint], n: int) -> Floats:
+    """Moments of two stages at uniform costs, from the distribution of the number of matches; shape (4, points)."""
+    laws = {id(point.law): point.law for point in points}
+    place = {name: number for number, name in enumerate(laws)}
+    mass = np.stack([law.pmf(n - 1) for law in laws.values()])[[place[id(point.law)] for point in points]]
+    miss, match = (np.array([point.steps[stage][:2] for point in points], dtype=np.float64).T for stage in (0, 1))
+    time, busy = (n * miss + np.arange(n)[:, None, None] * (match - miss)).transpose(1, 2, 0)
+    mean = (mass * time).sum(axis=1)
+    variance = (mass * (time - mean[:, None]) ** 2).sum(axis=1)
+    return np.stack([mean, variance, (mass * busy).sum(axis=1), (mass * (busy / time)).sum(axis=1)])
 
 
 def _forward_moments(points: Sequence[StagePoint], n: int, on_match: tuple[int, ...]) -> Floats:

@@ -140,6 +140,24 @@ class Lookups(LookupLaw):
         checks.number("acceptance_rate", acceptance_rate, 0, 1)
         return cls(chances[..., None], [drafted], [acceptance_rate ** np.arange(1.0, drafted + 1)])
 
+    @classmethod
+    def each(cls, hit_rates: Floats, acceptance_rates: Floats, drafted: int) -> list[Lookups]:
+        """`of_rates` for each pair of these rates in [0, 1], of shape (laws,), with its cells; computed together.
+
+        >>> [law.cells.chance[0].tolist() for law in Lookups.each(np.array([0.5, 1.0]), np.array([0.5, 0.0]), 1)]
+        [[0.25, 0.25, 0.5], [0.0, 1.0, 0.0]]
+        """
+        survival = acceptance_rates[:, None] ** np.arange(1.0, drafted + 1)
+        ends = np.pad(survival, ((0, 0), (1, 0)), constant_values=1.0) - np.pad(survival, ((0, 0), (0, 1)))
+        mass = np.concatenate([hit_rates[:, None] * ends[:, ::-1], 1 - hit_rates[:, None]], axis=1)
+        counts = np.append(np.full(drafted + 1, drafted), 0)
+        accepted = np.append(np.arange(drafted, -1, -1), 0)
+        laws = [object.__new__(cls) for _ in hit_rates]
+        for law, chance, kept, own in zip(laws, hit_rates[:, None, None], survival, mass, strict=True):
+            law.chances, law.drafted, law.survival = chance, [drafted], [kept]
+            law.cells = LookupCells(counts, accepted, np.broadcast_to(own, (2, drafted + 2)))
+        return laws
+
     @property
     def alike(self) -> bool:
         """True if lookups do not depend on the round before."""

@@ -64,6 +64,10 @@ def counts_of_ends(tokens: int, ends: Sequence[Floats]) -> RoundCounts:
     return RoundCounts(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
+_ONE_MORE = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 2.0, 1.0]])
+"""Probability, mean and mean square of a count, to those of the count plus one."""
+
+
 def _counted(tokens: int, ends_of: Sequence[Floats]) -> RoundCounts:
     longest, laws = len(ends_of) - 1, ends_of[0].shape[1]
     last, ends = min(longest, tokens), ends_of[-1]
@@ -71,9 +75,7 @@ def _counted(tokens: int, ends_of: Sequence[Floats]) -> RoundCounts:
     state = np.zeros((tokens + longest + 1, 3, laws))
     state[0, 0] = 1.0
     for start in range(tokens - last):
-        mass, first, square = state[start]
-        after = np.stack([mass, first + mass, square + 2 * first + mass])
-        state[start + 1 : start + 2 + longest] += ends[:, None] * after
+        state[start + 1 : start + 2 + longest] += ends[:, None] * (_ONE_MORE @ state[start])
     # The rest by remaining tokens, `last` of them first; nothing is left at position `tokens`.
     mass, first, square = (state[tokens - last : tokens + 1, moment][::-1] for moment in range(3))
     own, cross = _endgame(last, ends_of)
@@ -204,7 +206,8 @@ def timed(
     found = np.empty((3, law.size))
     size = max(_TOGETHER // (4 * max(len(each.accepted) for each in ends)), 1)
     mass = start_masses(ends)
-    alike = all(one is other or np.array_equal(one, other) for one, other in zip(times.time, times.busy, strict=True))
+    pairs = () if times.time is times.busy else zip(times.time, times.busy, strict=True)
+    alike = all(one is other or np.array_equal(one, other) for one, other in pairs)
     for at in range(0, law.size, size):
         part = slice(at, at + size)
         found[:, part] = _timed(ends, mass[:, law[part]], times, law[part], price[part], alike=alike)

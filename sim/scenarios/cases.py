@@ -297,6 +297,12 @@ class Case:
         record = build(Cost, table, "cost")
         return record if record.kind == "unit" else None
 
+    def cost_at(self, which: str) -> StepCosts:
+        """Its costs (`cost`), those without overheads (`passes`), or at an end of their uncertainty (`slow`, `fast`)."""
+        if which == "passes":
+            return self.cost.passes_only()
+        return self.cost if which == "cost" or self.hardware is None else self.hardware.ends[which == "fast"]
+
     @property
     def outcome(self) -> Outcome | None:
         """The first outcome; most methods have only one."""

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.architectures import draft_heads, layer_parts, published_shapes
 from model.architectures.transformer import Shape
@@ -600,19 +601,37 @@ def _memory(
     cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters, draft_split: int
 ) -> DeviceMemory | None:
     """Memory for weights and cache on a device, an error if it is too large; None if the device's memory is not known."""
+    found, of = _room(cost, models, cost.prompt + tokens, parameters, draft_split), _device(cost, models["target"])
+    if found is not None and of is not None:
+        cost_models.refuse_too_large(found, of.name)
+    return found
+
+
+def _room(
+    cost: HardwareCost, models: Mapping[str, Hardware], context: Any, parameters: MethodParameters, draft_split: int
+) -> DeviceMemory | None:
+    """`_memory` for sequences of `context` positions (a number or an array), of any size."""
     target = models["target"]
     of = _device(cost, target)
     if of is None:
         return None
     others = () if parameters.separate_units else tuple(role for role in models if role != "target")
     also = tuple(models[role].shape.shard(draft_split if role == "draft" else 1) for role in others)
-    batch = parameters.sequences
-    room = cost_models.memory(
-        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.split, also=also,
+    return cost_models.memory(
+        target.shape, of.memory_bytes, context=context, batch=parameters.sequences, tensor_parallel=cost.split, also=also,
         draft_budget=tuple(parameters.draft_budgets.get(role) for role in others),
     )  # fmt: skip
-    cost_models.refuse_too_large(room, of.name)
-    return room
+
+
+def memory_shares(cost: HardwareCost, priced: PassSeconds, parameters: MethodParameters, contexts: NDArray[np.int64]) -> Any:
+    """Share of the memory of the only device of a unit that is needed with sequences of each number of positions [-].
+
+    None if the memory is not known; `priced` are the costs of any prompt.
+    """
+    served = priced.hardware_models.items()
+    models = {role: each.kernels if isinstance(each, WithEngineOverhead) else each for role, each in served}
+    found = _room(cost, models, contexts, parameters, 1)
+    return None if found is None else found.share
 
 
 def _device(cost: HardwareCost, target: Hardware | None) -> devices.Device | None:

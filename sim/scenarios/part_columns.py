@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from model.costs import watched_costs
 from model.costs.many_costs import VariedCosts
+from model.costs.many_seconds import VariedSeconds
+from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
 from model.methods.prediction import by_outcome
 from sim.scenarios.cases import Case
@@ -64,24 +66,71 @@ class CaseGroup:
         """A subset of the cases, in this order."""
         return CaseGroup(self.first, None if self.costs is None else self.costs.at(places), places.size)
 
-    def evaluated(self, value: Callable[[Case], Value]) -> tuple[Value, bool]:
-        """Value of the first case, and whether it may differ between the cases."""
+    def distinct(self, value: Callable[[Case], Value], places: Index) -> tuple[list[Value], Index]:
+        """Values of these cases, and the index of each case's value; one for cases between which nothing that it uses differs."""
         if self.costs is None:
-            return value(self.first), False
-        return watched_costs.evaluated(
-            self.costs.first, self.costs.numbers, lambda cost: value(self.first.with_cost(cost))
-        )
+            return [value(self.first)], np.zeros(places.size, dtype=np.intp)
+        numbers = {name: values[places] for name, values in self.costs.numbers.items()}
+        found = watched_costs.distinct(self.costs.first, numbers, lambda cost: value(self.first.with_cost(cost)))
+        return ([value(self.member(place)) for place in places.tolist()], np.arange(places.size)) if found is None else found
 
     def numbers(self, name: str) -> NDArray[Any] | None:
         """Values of a number of the costs; None if all cases have the same."""
         return None if self.costs is None else self.costs.numbers.get(name)
 
-    def costs_of(self, which: Callable[[Case], StepCosts], *, passes_only: bool = False) -> Sequence[StepCosts]:
-        """Costs of the cases (`which` of the first, if they are equal), or those without overheads."""
+    def costs_of(self, which: str) -> Sequence[StepCosts]:
+        """Costs of the cases; `which` is that of `Case.cost_at`."""
         if self.costs is None:
-            cost = which(self.first)
-            return [cost.passes_only() if passes_only else cost] * self.size
-        return self.costs.passes_only() if passes_only else self.costs
+            return [self.first.cost_at(which)] * self.size
+        return self.costs.passes_only() if which == "passes" else self.costs
+
+
+class HardwareGroup(CaseGroup):
+    """Cases on hardware that differ in numbers of their costs only.
+
+    Functions of cases are evaluated for the first one: `sim.scenarios.hardware_axes` has said which cases are alike, and `columns`
+    has what differs.
+
+    Parameters
+    ----------
+    first, costs
+        A case, and the costs of all.
+    columns
+        Columns of costs that differ, by name; shape (cases,).
+    make
+        Resolves one of the cases.
+    """
+
+    def __init__(
+        self, first: Case, costs: VariedSeconds, columns: Mapping[str, NDArray[Any]], make: Callable[[int], Case],
+        places: Index | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(first, None, len(costs))
+        self.seconds, self.columns, self._make = costs, columns, make
+        self.places = np.arange(len(costs)) if places is None else places
+
+    def member(self, place: int) -> Case:
+        """One of the cases."""
+        if place not in self._made:
+            self._made[place] = self._make(int(self.places[place]))
+        return self._made[place]
+
+    def at(self, places: Index) -> HardwareGroup:
+        """A subset of the cases, in this order."""
+        columns = {name: values[places] for name, values in self.columns.items()}
+        return HardwareGroup(self.first, self.seconds.at(places), columns, self._make, self.places[places])
+
+    def numbers(self, name: str) -> NDArray[Any] | None:
+        """Values of a column; None if all cases have the same."""
+        return self.columns.get(name)
+
+    def costs_of(self, which: str) -> Sequence[StepCosts]:
+        """Costs of the cases; `which` is that of `Case.cost_at`."""
+        if which == "passes":
+            return self.seconds.passes_only()
+        cost = self.first.cost_at(which)
+        assert isinstance(cost, PassSeconds)
+        return self.seconds.of(cost)
 
 
 class OutcomeGroup:
@@ -168,9 +217,9 @@ class PartColumn(Sequence[Any], Generic[AnyGroup]):
 
 
 def values_of(segments: Sequence[tuple[CaseGroup, slice, Index]], value: Callable[[Case], float]) -> Floats:
-    """A function of cases, by segment; evaluated once for a group of cases that differ in nothing that it reads."""
+    """A function of cases, by segment; see `CaseGroup.distinct`."""
     found = np.empty(segments[-1][1].stop if segments else 0)
     for group, part, places in segments:
-        one, varies = group.evaluated(value)
-        found[part] = [value(group.member(place)) for place in places.tolist()] if varies else one
+        each, index = group.distinct(value, places)
+        found[part] = np.array(each)[index]
     return found

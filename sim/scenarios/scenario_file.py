@@ -280,6 +280,15 @@ ON_HARDWARE = ("profile", "roofline", "engine")
 """Kinds of costs defined in `sim.scenarios.hardware_cost`."""
 
 
+_SECONDS = (
+    "step_s", "draft_step_s", "dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s",
+)  # fmt: skip
+
+
+_MOST_LISTED = 1000
+"""Prompts, and combinations of values of other axes, of which sources and operating points are listed."""
+
+
 def _on_hardware(table: Any) -> bool:
     return isinstance(table, Mapping) and table.get("kind") in ON_HARDWARE
 
@@ -304,10 +313,15 @@ def _hardware_sources(tables: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
 
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
+    asked = axes.get("prompt", [])[:_MOST_LISTED]
+    prompts = [value for value in asked if type(value) is int and 0 <= value <= checks.MAX_TOKENS]
+    # What is named does not depend on prompts and times, whose ends show whether they are valid.
+    axes = {key: values if key not in ("prompt", *_SECONDS) else [*values[:1], *values[-1:]] for key, values in axes.items()}
     named: dict[str, str] = {}
     points: dict[str, dict[Any, None]] = {"prompt": {}, "tensor_parallel": {}}
     for table in _priced(tables):
-        varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
+        combinations = itertools.islice(itertools.product(*axes.values()), _MOST_LISTED)
+        varied = [dict(zip(axes, values, strict=True)) for values in combinations]
         for values in varied:
             try:
                 cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in points}})
@@ -319,7 +333,8 @@ def _hardware_sources(tables: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
                 name = getattr(cost, f"{where}profile") or cost.law or f"{getattr(cost, f'{where}shape')} on {cost.device}"
                 if found is not None:
                     named[name] = found.provenance
-            points["prompt"][cost.prompt] = points["tensor_parallel"][cost.split] = None
+            points["prompt"] |= dict.fromkeys(prompts or [cost.prompt])
+            points["tensor_parallel"][cost.split] = None
     return named, points
 
 

@@ -7,16 +7,16 @@ points of a method together, and rows are assembled by column.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
-from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, flops_and_bytes
 from model.methods import registry
 from model.methods.prediction import ChoiceGroup, GroupedChoices, Prediction, PredictionPoints, by_outcome
@@ -110,11 +110,10 @@ def _cost_columns(points: PointBlock) -> pl.DataFrame:
     numbers: dict[str, list[tuple[slice, NDArray[Any]]]] = {}
     for group, part, places in points.segments:
         ratios = point_columns.ratios(group.first)
-        row, varies = group.evaluated(point_columns.of_costs_but_ratios)
-        rest = [point_columns.of_costs_but_ratios(group.member(place)) for place in places.tolist()] if varies else [row]
-        which[part] = np.arange(len(rows), len(rows) + places.size) if varies else len(rows)
+        rest, each = group.distinct(point_columns.of_costs_but_ratios, places)
+        which[part] = len(rows) + each
         rows += [ratios | each for each in rest]
-        for name in ratios:
+        for name in (*ratios, *point_columns.ON_HARDWARE):
             values = group.numbers(name)
             if values is not None:
                 numbers.setdefault(name, []).append((part, values[places]))
@@ -178,15 +177,11 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     """Estimates by the theory for points of one method."""
     method = registry.method(points.choices[points.choice[0]].method)
     tensor_parallel, steps = points.of_choices(lambda case: case.tensor_parallel), points.of_decodings(lambda case: case.steps)
-    prediction, passes = _with_passes(method, points, tensor_parallel)
+    prediction, passes, (low, high) = _with_passes(method, points, tensor_parallel, bounded := _bounded(points))
     found: dict[str, Floats] = metrics.of_prediction(prediction, steps, tensor_parallel)
-    bounded = _bounded(points)
     if bounded.size:
-        # Bounds: all rates at their low ends with all costs at their high ends, and the reverse.
-        part = points.at(bounded)
-        ends = [_predicted(method, part, *end, tensor_parallel[bounded]) for end in (("low", "slow"), ("high", "fast"))]
-        low, high = (metrics.of_prediction(each, steps[bounded], tensor_parallel[bounded]) for each in ends)
-        found |= _between(low, high, bounded, points.number.size)
+        one, other = (metrics.of_prediction(each, steps[bounded], tensor_parallel[bounded]) for each in (low, high))
+        found |= _between(one, other, bounded, points.number.size)
     if prediction.rounds is not None:
         outputs = points.of_decodings(lambda case: case.outputs)
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
@@ -208,19 +203,58 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     return pl.concat([each for each in more if each.width], how="horizontal")
 
 
-def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: str, tensor_parallel: Floats) -> Prediction:
-    """Prediction at given rates (`law`, or an end of their interval: `low`, `high`) and costs (`cost`, `slow`, `fast`).
+class _Priced(NamedTuple):
+    """Points to predict at given rates and costs.
 
-    Busy time and units are in devices: a unit has `tensor_parallel` of them.
+    `rates` are `law`, or an end of their interval: `low`, `high`; `costs` are `cost`, those without overheads (`passes`), or `slow`
+    and `fast`. Busy time and units are in devices: a unit has `tensor_parallel` of them. Variances are not asked where `means`.
     """
-    groups = []
-    for group, _, places in points.segments:
-        each = group.at(places).costs_of(lambda case: _cost(case, costs), passes_only=costs == "passes")
-        groups.append(ChoiceGroup(group.first.parameters, group.first.settings.tokens, each))
-    taken, law = np.unique(points.outcome, return_inverse=True)
-    laws = [each for group, _, places in points.outcomes.segments(taken) for each in group.at(places).laws(rates)]
-    choices, choice = GroupedChoices(groups), points.used_choices[1]
-    prediction = method.predict_points(PredictionPoints(choices, laws, choice, law))
+
+    points: PointBlock
+    rates: str
+    costs: str
+    tensor_parallel: Floats
+    means: bool = False
+
+
+def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Prediction]:
+    """Predictions of all that is asked, evaluated together, so that what depends on the laws only is computed once."""
+    groups: list[ChoiceGroup[Any]] = []
+    choice: list[Index] = []
+    begins = 0
+    for points, _, costs, *_ in asked:
+        for group, _, places in points.segments:
+            each = group.at(places).costs_of(costs)
+            groups.append(ChoiceGroup(group.first.parameters, group.first.settings.tokens, each))
+        choice.append(begins + points.used_choices[1])
+        begins += points.used_choices[0].size
+    laws, law = _laws(asked)
+    means = np.repeat([each.means for each in asked], [each.points.number.size for each in asked])
+    found = method.predict_points(PredictionPoints(GroupedChoices(groups), laws, np.concatenate(choice), law, means))
+    ends = np.cumsum([0, *(each.points.number.size for each in asked)])
+    parts = [found.at(np.arange(start, stop)) for start, stop in itertools.pairwise(ends.tolist())]
+    return [_in_devices(prediction, each) for prediction, each in zip(parts, asked, strict=True)]
+
+
+def _laws(asked: Sequence[_Priced]) -> tuple[list[Any], Index]:
+    """Distinct laws of all that is asked, and the index of each point's law; without intervals of rates the ends are the laws."""
+    outcomes = asked[0].points.outcomes
+    bounded = any(group.bounded for group in outcomes.groups)
+    rates = [each.rates if bounded else "law" for each in asked]
+    laws: list[Any] = []
+    law: list[Index] = [np.empty(0, dtype=np.intp)] * len(asked)
+    for name in dict.fromkeys(rates):
+        mine = [number for number, each in enumerate(rates) if each == name]
+        taken = np.unique(np.concatenate([asked[number].points.outcome for number in mine]))
+        for number in mine:
+            law[number] = len(laws) + np.searchsorted(taken, asked[number].points.outcome)
+        laws += [each for group, _, places in outcomes.segments(taken) for each in group.at(places).laws(name)]
+    return laws, np.concatenate(law)
+
+
+def _in_devices(prediction: Prediction, asked: _Priced) -> Prediction:
+    """The prediction with busy time and units in devices."""
+    points, tensor_parallel = asked.points, asked.tensor_parallel
     if (tensor_parallel == 1).all():
         return prediction
     pairs = zip(points.choice.tolist(), prediction.units.tolist(), strict=True)
@@ -230,32 +264,33 @@ def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: s
     )
 
 
-def _cost(case: Case, which: str) -> StepCosts:
-    if which in ("cost", "passes") or case.hardware is None:
-        return case.cost
-    slow, fast = case.hardware.ends
-    return slow if which == "slow" else fast
+def _with_passes(
+    method: registry.Method, points: PointBlock, tensor_parallel: Floats, bounded: Index
+) -> tuple[Prediction, tuple[Floats, Floats], tuple[Prediction, Prediction]]:
+    """Prediction, with the times of all passes and of the target's (nan where the time has no parts), and its bounds.
 
-
-def _with_passes(method: registry.Method, points: PointBlock, tensor_parallel: Floats) -> tuple[Prediction, tuple[Floats, Floats]]:
-    """Prediction, with the times of all passes and of the target's; nan where the time has no parts."""
+    The bounds are of the `bounded` points: all rates at their low ends with all costs at their high ends, and the reverse.
+    """
     known = points.of_choices(lambda case: time_breakdown.missing_because(case) is None) > 0
     several = known & (points.of_choices(time_breakdown.several_parts) > 0)
     nothing_else = points.of_choices(time_breakdown.passes_alone) > 0
     many = points.number.size > MANY_POINTS
+    part = points.at(bounded)
+    ends = [_Priced(part, *end, tensor_parallel[bounded], means=True) for end in (("low", "slow"), ("high", "fast"))]
     if many and several.all() and nothing_else.all() and (tensor_parallel == 1).all():
         # Nothing but passes, on devices that count alike: one evaluation gives both. Busy time is then not evaluated on its own,
         # so smaller blocks evaluate it and are compared with the simulated views.
-        reduced = _predicted(method, points, "law", "passes", tensor_parallel)
+        reduced, low, high = _predicted(method, [_Priced(points, "law", "passes", tensor_parallel), *ends])
         one = np.where(np.isfinite(reduced.latency), 1.0, np.nan)
-        return replace(reduced, busy=reduced.latency, units_ratio=one), (np.asarray(reduced.latency), np.asarray(reduced.busy))
-    prediction = _predicted(method, points, "law", "cost", tensor_parallel)
-    passes, target = (np.where(known, prediction.latency, np.nan) for _ in range(2))
+        passes = np.asarray(reduced.latency), np.asarray(reduced.busy)
+        return replace(reduced, busy=reduced.latency, units_ratio=one), passes, (low, high)
     index = np.flatnonzero(several)
-    if index.size:
-        reduced = _predicted(method, points.at(index), "law", "passes", np.ones(index.size))
-        passes[index], target[index] = reduced.latency, reduced.busy
-    return prediction, (passes, target)
+    apart = _Priced(points.at(index), "law", "passes", np.ones(index.size), means=True)
+    asked = [_Priced(points, "law", "cost", tensor_parallel), *ends, apart]
+    prediction, low, high, reduced = _predicted(method, asked)
+    all_passes, target = (np.where(known, prediction.latency, np.nan) for _ in range(2))
+    all_passes[index], target[index] = reduced.latency, reduced.busy
+    return prediction, (all_passes, target), (low, high)
 
 
 def _time_parts(points: PointBlock, latency: Floats, passes: tuple[Floats, Floats], loss: Floats) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.many_costs import VariedCosts
 from model.methods.method_parameters import MethodParameters
-from sim.scenarios import cases, outcomes_section, scenario_file
+from sim.scenarios import cases, hardware_axes, outcomes_section, scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcomes.outcome_records import Outcome
@@ -185,12 +185,13 @@ def _parts(
     bounds = np.flatnonzero(np.diff(key[by_key], prepend=-1, append=-1))
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         mine = by_key[begin:end]
-        if mine.size > FEW:
+        while mine.size > FEW:
             mine, group = _several(mine, alone, vary, where[:, first])
-            if group is not None:
-                taken, several = group
-                groups.append(several)
-                order.append(taken)
+            if group is None:
+                break
+            taken, several = group
+            groups.append(several)
+            order.append(taken)
         for each in mine.tolist():
             groups.append(alone(each))
             order.append(np.array([each]))
@@ -225,7 +226,7 @@ def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]
     costs, rates = {}, {}
     for place, axis in enumerate(grid.axes, start=1):
         section, *path = axis.path.split(".")
-        if section == "cost" and path[:1] and path[0] in cases.VARIED and len(path) == 1 and axis.numeric:
+        if section == "cost" and len(path) == 1 and path[0] in (*cases.VARIED, *hardware_axes.VARIED) and axis.numeric:
             costs[place] = path[0]
         elif section == "outcomes" and len(path) <= 2 and path[-1] in outcomes_section.RATES and axis.numeric:
             rates[place] = ("" if len(path) == 1 else path[0], path[-1])
@@ -249,15 +250,18 @@ def _cases(
     if own is not None and "cost" in grid.base and scenario_file.cost_of(tables, {"cost": own}) is own:
         # The axes are of other methods.
         return CaseGroup(first, size=valid.size), valid
-    record = first.varies_with(tables, method, axes.values())
-    if record is None or not isinstance(first.cost, UnitCost):
-        return None
     for axis, name in axes.items():
         values = _numbers(grid, axis, points[:, 1:])
         if values is None:
             return None
-        valid &= record.allowed(name, values)
         numbers[name] = values
+    if first.hardware is not None:
+        return hardware_axes.varied(first, tables, method, numbers, lambda place: grid.choice(points[:, 1 + place].tolist()))
+    record = first.varies_with(tables, method, axes.values())
+    if record is None or not isinstance(first.cost, UnitCost):
+        return None
+    for name, values in numbers.items():
+        valid &= record.allowed(name, values)
     return CaseGroup(first, VariedCosts(first.cost, {name: values[valid] for name, values in numbers.items()})), valid
 
 

@@ -116,6 +116,10 @@ def _plain_work(case: Case) -> Row:
     return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
 
 
+ON_HARDWARE = ("seconds_error", "prompt_s", "prompt_tokens", "memory_share")
+"""Columns of `of_costs_but_ratios` that may differ between cases on hardware that are resolved together."""
+
+
 def axes_of_costs(case: Case) -> set[str]:
     """Axes of costs with the name of a method parameter: the column of that name is the parameter's."""
     return {f"cost.{name}" for name in case.parameters.names()}

@@ -23,7 +23,9 @@ from model.logs import position_log, text_lookups
 from model.methods.claim_bounds import ClaimTerms
 from model.methods.ngram import lookup_rounds, theory
 from model.methods.ngram.algorithm import Parameters, decode
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.proposals import Known
+from model.methods.rounds.prices_of_rounds import RoundPrices
 from model.methods.worlds import world_of, worlds
 from model.outcomes import lookup_laws
 from model.outcomes.lookup_laws import LookupDraft, LookupOutcome, Lookups, ReplayedLookups, draft_of
@@ -283,3 +285,60 @@ def test_advice_says_what_is_not_known() -> None:
 def test_impossible_parameters_are_refused(settings_: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Parameters(**({"layers": 4, "draft_length": 3} | settings_))
+
+
+# --- Points together ---
+
+
+def test_points_together_are_those_of_each() -> None:
+    """Laws with other outcomes, laws by the round before, records and costs of both kinds, cut and not."""
+    laws = [
+        Lookups.of_rates(0.5, 0.25, 3), LAW, Lookups.of_rates([0.1, 1.0], 1.0, 3), Lookups.of_rates(0.0, 0.0, 3),
+        ReplayedLookups([[3, 0, 1, 0, 2, 2, 0]], [[1, 0, 1, 0, 0, 2, 0]]),
+    ]  # fmt: skip
+    costs: list[StepCosts] = [UnitCost(32), UnitCost(32, verify_cost=((1, 1.0), (40, 3.0)), final_head=1.0), roofline()]
+    methods = [Parameters(32, 4), Parameters(32, 4, sequences=2), Parameters(32, 6)]
+    choices = [MethodChoice(each, tokens, cost) for each in methods for tokens in (1, 7) for cost in costs]
+    choice, law = (each.reshape(-1) for each in np.meshgrid(range(len(choices)), range(len(laws)), indexing="ij"))
+    found = theory.predict_points(PredictionPoints(choices, laws, choice, law))
+    for at, (which, of) in enumerate(zip(choice.tolist(), law.tolist(), strict=True)):
+        parameters, tokens, cost = choices[which]
+        alone = vars(theory.predict(parameters, tokens, laws[of], cost))
+        for name, values in vars(found).items():
+            assert float(values[at]) == pytest.approx(float(alone[name]), rel=1e-12, abs=1e-12), name
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=4), st.integers(1, 5))
+def test_lookups_of_many_rates_are_those_of_each(rates: list[tuple[float, float]], drafted: int) -> None:
+    hits, accepted = np.array(rates).T
+    for law, (hit, rate) in zip(Lookups.each(hits, accepted, drafted), rates, strict=True):
+        one = Lookups.of_rates(hit, rate, drafted)
+        assert law.drafted == one.drafted
+        for ours, theirs in zip((law.chances, *law.survival, *law.cells), (one.chances, *one.survival, *one.cells), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_moments_are_those_of_all_outcomes(tokens: int, cut: bool) -> None:
+    """By enumeration of the outcome of every lookup, with times by position."""
+    times = np.random.default_rng(0).uniform(0.5, 2, (2, tokens, 5))
+    times[1] = times[0]
+    prices = RoundPrices(times, times, np.arange(1.0, 6.0))
+    drafted, accepted, chances = LAW.cells
+    ends: list[tuple[float, float, float]] = []
+
+    def visit(at: int, before: int, chance: float, time: float, rounds: int) -> None:
+        if at >= tokens:
+            ends.append((chance, time, rounds))
+            return
+        for count, kept, share in zip(drafted.tolist(), accepted.tolist(), chances[before].tolist(), strict=True):
+            paid, kept = min(count, tokens - 1 - at) if cut else count, min(kept, tokens - 1 - at)
+            visit(at + 1 + kept, int(kept > 0), chance * share, time + times[0, at, paid], rounds + 1)
+
+    visit(0, 0, 1.0, 0.0, 0)
+    chance, time, rounds = np.array(ends).T
+    found = lookup_rounds.moments(tokens, LAW, prices, cut=cut)
+    mean = chance @ time
+    assert (found.time, found.rounds) == pytest.approx((mean, chance @ rounds), rel=1e-12)
+    assert found.variance == pytest.approx(chance @ (time - mean) ** 2, rel=1e-9, abs=1e-12)

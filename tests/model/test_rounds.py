@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
+from model.methods.rounds import round_moments
 from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, operations_of, round_prices
 from model.methods.rounds.round_laws import ReplayRounds, Rounds
 from model.methods.rounds.round_moments import RoundChoice, moments, moments_of_many, moments_of_points
@@ -401,3 +402,24 @@ def test_times_by_position_have_the_moments_of_a_chain(
     )
     for one, other in zip(found, chains, strict=True):
         assert one == pytest.approx(other, rel=1e-9, abs=1e-9)
+
+
+@given(
+    st.integers(0, 4), st.integers(1, 9), st.lists(st.floats(0, 1), min_size=1, max_size=3), st.booleans(), st.integers(0, 2**32)
+)
+def test_means_alone_are_those_with_variances(length: int, tokens: int, rates: list[float], alike: bool, seed: int) -> None:
+    """Of pairs in any order; without a variance where only means are asked."""
+    random = np.random.default_rng(seed)
+    time = random.uniform(0.5, 2, (3, 2, tokens, length + 1))
+    prices = RoundPrices(time, time if alike else 2 * time, random.uniform(1, 2, (3, length + 1)))
+    laws = [Iid(rate) for rate in rates]
+    law, price = random.integers(0, len(laws), 8), random.integers(0, 3, 8)
+    means = random.uniform(size=8) < 0.5
+    whole, some = (
+        round_moments.moments_of_pairs(length, tokens, True, laws, prices, None, law, price, asked) for asked in (None, means)
+    )
+    for name, one, other in zip(whole._fields, whole, some, strict=True):
+        if name == "variance":
+            assert (np.isnan(other) == means).all()
+            one, other = one[~means], other[~means]
+        np.testing.assert_allclose(one, other, rtol=1e-12)

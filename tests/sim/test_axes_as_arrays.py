@@ -24,10 +24,9 @@ from model.costs.many_costs import UnitCosts, VariedCosts, joined
 from model.costs.step_costs import ALL_LAYERS, PassShape
 from model.methods import registry
 from model.methods.prediction import ChoiceGroup, GroupedChoices, PredictionPoints
-from model.methods.speculative import alike_rounds
 from model.outcomes.outcome_laws import Iid
 from model.steps import LayerSpan
-from sim.scenarios import cases
+from sim.scenarios import cases, scenario_file
 from sim.scenarios.cases import Cost
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcomes.outcome_records import VariedOutcomes
@@ -77,6 +76,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 2}], "outcomes": {"kind": "iid", "match_rate": 0.5},
         "cluster": {"units": 3, "stop": "pass"},
     },
+    "ngram": {
+        "method": [{"name": "ngram", "layers": 6, "draft_length": 2}], "cost": {"verify_cost": [[1, 1.0], [8, 2.0]]},
+        "outcomes": {"kind": "iid", "hit_rate": 0.4, "acceptance_rate": 0.6}, "sweep": {"method.draft_length": [1, 3]},
+    },
+    "ngram with trials, kept full": {
+        "method": [{"name": "ngram", "layers": 6, "draft_length": 2, "sequences": 2}],
+        "outcomes": {"kind": "iid", "hit_rate": 0.4, "acceptance_rate": 0.6, "trials": 50},
+    },
     "adaptive": {"method": [{"name": "adaptive", "layers": 6, "policy": "optimum"}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
     "pearl": {"method": [{"name": "pearl", "layers": 6, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
     "dsi": {"method": [{"name": "dsi", "layers": 6, "lookahead": 2, "verifiers": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
@@ -117,23 +124,77 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "cost": {"kind": "published", "task": "cnndm"},
     },
 }  # fmt: skip
+H100 = {"kind": "profile", "profile": "h100-llama-3.1-8b"}
+DRAFTED_ON_H100 = H100 | {"draft_profile": "h100-operations", "draft_shape": "llama-3.2-1b"}
+ON_HARDWARE: dict[str, dict[str, Any]] = {
+    "speculative": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2}], "outcomes": ACCEPTANCE | {"trials": 40},
+        "cost": DRAFTED_ON_H100, "sweep": {"method.draft_length": [1, 3]},
+    },
+    "on two units": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "placement": "separate"}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100 | {"link_s": 0.001},
+    },
+    "a batch kept full": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "sequences": 4}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100,
+    },
+    "static batches": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "sequences": 2, "batching": "static"}],
+        "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
+    },
+    "a draft that reads less": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "context_budget": 6}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100,
+    },
+    "tree": {
+        "method": [{"name": "tree", "layers": 32, "shape": "full", "draft_depth": 2, "width": 2}],
+        "outcomes": {"kind": "by-depth", "rank_rates": [0.6, 0.2]}, "cost": DRAFTED_ON_H100,
+    },
+    "ppd": {
+        "method": [{"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 2}], "cost": H100, "cluster": {"units": 2},
+        "outcomes": {"kind": "iid", "match_rate": 0.5},
+    },
+    "skipdecode": {
+        "method": [{"name": "skipdecode", "layers": 32, "min_layers": 8, "max_layers": 24, "prompt": 4, "sequence_length": 20}],
+        "cost": H100,
+    },
+    "self_speculative": {
+        "method": [{"name": "self_speculative", "layers": 32, "exit_layer": 8, "draft_length": 2}], "outcomes": ACCEPTANCE,
+        "cost": H100,
+    },
+    "early_exit": {
+        "method": [{"name": "early_exit", "layers": 32, "measure": "state"}], "cost": H100,
+        "outcomes": {"kind": "hazards", "hazards": [0.05] * 31 + [1.0]},
+    },
+    "pearl": {
+        "method": [{"name": "pearl", "layers": 32, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
+    },
+    "autoregressive over a roofline": {
+        "method": [{"name": "autoregressive", "layers": 40}],
+        "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b"},
+    },
+    "over two devices": {
+        "method": [{"name": "autoregressive"}],
+        "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b", "tensor_parallel": 2},
+    },
+}  # fmt: skip
 COSTS = (
     "cost_ratio", "operations_ratio", "medium_cost_ratio", "final_head", "early_head", "link", "dispatch", "state_check",
     "propagation",
 )  # fmt: skip
 RATES = (
     "outcomes.acceptance_rate", "outcomes.fallback_rate", "outcomes.rollback_rate", "outcomes.match_rate",
-    "outcomes.accept.acceptance_rate", "outcomes.medium_accept.acceptance_rate", "outcomes.trials",
+    "outcomes.hit_rate", "outcomes.accept.acceptance_rate", "outcomes.medium_accept.acceptance_rate", "outcomes.trials",
 )  # fmt: skip
 BAD: tuple[Any, ...] = (-0.5, 1e-14, 1.5, 1e10, math.nan, math.inf, "x", True, 10**30)
 
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Resolve every part alone, and leave speculative decoding to the rounds of any law."""
+    """Resolve every part alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(point_blocks, "_number_axes", lambda grid: ({}, {}))
-        patch.setattr(alike_rounds, "covers", lambda points: False)
         yield
 
 
@@ -221,6 +282,94 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
             assert_same(one, other)
         compared += 1
     assert compared > 2
+
+
+SECONDS = [0.001, 0.0, 0.01, -1.0, 0.002, 1e7, 0.0, 0.005, 0.25]
+HARDWARE_AXES: dict[str, dict[str, Any]] = {
+    "prompts": {"cost.prompt": [100, 7, 0, 2048, -1, 131, 900_000, 513, 100_000_000, 9000]},
+    "a range of prompts": {"cost.prompt": {"from": 16, "to": 36, "count": 11}},
+    "prompts that are no whole numbers": {"cost.prompt": {"from": 16, "to": 36.5, "count": 6}},
+    "engine steps": {"cost.step_s": SECONDS},
+    "draft steps": {"cost.draft_step_s": SECONDS},
+    "links": {"cost.link_s": SECONDS},
+    "dispatches": {"cost.dispatch_s": SECONDS},
+    "comparisons of states": {"cost.state_check_s": SECONDS},
+    "rates and prompts": {"outcomes.acceptance_rate": [0.25, 0.75], "cost.prompt": [9, 700, 64, 128, 256, 32]},
+    "two costs": {"cost.prompt": [9, 700, 64], "cost.step_s": [0.0, 0.001, 0.5, 0.25]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_HARDWARE)
+@pytest.mark.parametrize("swept", HARDWARE_AXES)
+def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE[name]}
+    tables |= {"sweep": tables.get("sweep", {}) | HARDWARE_AXES[swept]}
+    try:
+        grid = Grid(tables, check=False)
+    except ParameterError:  # a path that no method has
+        return
+    monkeypatch.setattr(point_blocks, "FEW", 0)
+    together = formula_view.frame(grid, 1, grid.points)
+    with one_by_one():
+        alone = formula_view.frame(Grid(tables, check=False), 1, grid.points)
+    assert_same(together, alone)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("speculative", "acceptance_rate"), ("ngram with trials, kept full", "hit_rate")])
+@pytest.mark.parametrize("size", [1, 6])
+def test_bounds_are_those_at_the_ends_of_the_rates(name: str, rate: str, size: int) -> None:
+    """Of a single point, and of an axis."""
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS[name]}
+    swept = {f"outcomes.{rate}": np.linspace(0.25, 0.75, size).tolist()}
+    found = frame_of(tables | {"outcomes": tables["outcomes"] | {"trials": 50}, "sweep": swept})
+    for end in ("low", "high"):
+        exact = {key: value for key, value in tables["outcomes"].items() if key != "trials"}
+        ends = found[f"{rate}_{end}"].to_list()
+        alone = [frame_of(tables | {"outcomes": exact | {rate: each}, "sweep": {}})["speedup"][0] for each in ends]
+        assert found[f"speedup_input_{end}"].to_list() == pytest.approx(alone, rel=1e-12)
+
+
+def test_bounds_on_hardware_have_the_worse_rate_at_the_slower_costs() -> None:
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE["speculative"]}
+    found, grid = frame_of(tables), Grid(tables)
+    for point in range(grid.points):
+        case = grid.case(point)
+        outcome, hardware = case.outcome, case.hardware
+        assert outcome is not None
+        assert hardware is not None
+        slow, fast = hardware.ends
+        predict = registry.method("speculative").predict
+        for end, law, cost in (("low", outcome.low, slow), ("high", outcome.high, fast)):
+            alone = predict(case.parameters, 6, law, cost)
+            assert found[f"speedup_input_{end}"][point] == pytest.approx(float(alone.plain_latency / alone.latency), rel=1e-12)
+
+
+def test_many_points_on_hardware_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough points that times of passes are not evaluated twice."""
+    monkeypatch.setattr(formula_view, "MANY_POINTS", 9)
+    swept = {"sweep": {"cost.prompt": [*range(5, 25)]}}
+    tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["speculative"], **swept}
+    together = frame_of(tables)
+    with one_by_one():
+        assert_same(together, frame_of(tables))
+
+
+def test_sources_of_times_do_not_depend_on_prompts_and_times() -> None:
+    """All prompts are listed; an axis is not followed value by value."""
+    tables = {"scenario": {"name": "x", "tokens": 4}, **ON_HARDWARE["speculative"], "sweep": {}}
+    alone = scenario_file.cost_sources(tables)
+    swept = tables | {"sweep": {"cost.prompt": [-1, 7, 9], "cost.step_s": [0.0, 0.001, -1.0]}}
+    assert scenario_file.cost_sources(swept) == alone
+    assert scenario_file.cost_source(swept).endswith("; prompt 7, 9, tensor_parallel 1")
+
+
+def test_prompts_and_steps_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one of them with zeros, which is resolved for zeros and for other values."""
+    right, made = cases.resolve_but_outcomes, []
+    monkeypatch.setattr(cases, "resolve_but_outcomes", lambda *args: made.append(args) or right(*args))
+    swept = {"sweep": {"cost.prompt": [*range(20)], "cost.step_s": [0.0, 0.001, 0.002, 0.0, 0.003]}}
+    found = frame_of({"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["speculative"], **swept})
+    assert (found.height, len(made)) == (100, 2)
 
 
 def test_scenarios_are_valid_and_some_are_made_as_arrays() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import World
 from model.methods import registry
 from model.methods.peak_demand import Demand
@@ -142,3 +143,12 @@ def test_contended_points_of_drafting_methods(method: str) -> None:
             if not case.contended:
                 assert evaluation.events_row(case, 0, 16)["paths_difference"] <= 1e-9
     assert seen == ({False} if method == "autoregressive" else {False, True})
+
+
+@pytest.mark.parametrize(
+    ("link", "head", "units"), [(0.0, 0.0, 3), (0.0, 1.0, 3), (1.5, 0.0, 3), (2.5, 0.0, 2), (2.5, 1.0, 3), (3.0, 1.0, 2)]
+)
+def test_sub_processes_of_ppd_that_start_after_the_main_one_has_ended_take_its_unit(link: float, head: float, units: int) -> None:
+    """The main process runs two layers and a head while the states are sent."""
+    cost = UnitCost(4, link=link, final_head=head)
+    assert registry.parameters("ppd")(layers=4, exit_layer=2, candidates=2).demand(cost, 9).units == units

@@ -237,6 +237,27 @@ def _columns(lengths: Sequence[int], batch: int) -> list[int]:
     return [sum(length > place for length in group) for group in groups for place in range(max(group))]
 
 
+@pytest.mark.parametrize("lengths", [(7, 7), (40, 40, 40), (9, 6, 9)])
+@pytest.mark.parametrize("gamma", [0, 1, 3])
+def test_laws_together_are_those_of_each(gamma: int, lengths: tuple[int, ...]) -> None:
+    """Also of laws under which rounds never occur that do under others."""
+    laws = [Iid(rate) for rate in (1.0, 0.0, 0.5, 0.999, 1e-9)]
+    for of in (rounds_of_batches.by_room, rounds_of_batches.by_place):
+        together = of(laws, gamma, lengths)
+        for number, law in enumerate(laws):
+            for several, [one] in zip(together, of([law], gamma, lengths), strict=True):
+                np.testing.assert_allclose(several[number], one, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_rounds_that_never_occur_change_nothing(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = rounds_of_batches.by_place([Iid(rate)], 3, (60, 60))
+    monkeypatch.setattr(rounds_of_batches, "_NEVER", 0.0)
+    every = rounds_of_batches.by_place([Iid(rate)], 3, (60, 60))
+    for one, other in zip(some, every, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-24)
+
+
 def test_records_have_no_closed_form_in_batches() -> None:
     law = Replay([[True, False, True], [False, True, True]])
     parameters = Parameters(LAYERS, 2, sequences=2, batching="static")

@@ -87,14 +87,14 @@ def without_the_last(right: Any, *args: Any) -> Any:
 def wide_of_drafts(right: Any, parameters: Any, cost: Any, *, tokens: int = 1) -> Any:
     """Forget that the pass also covers the token before the draft."""
     found = right(parameters, cost, tokens=tokens)
-    time = np.concatenate([found.time[:1], found.time[:-1]])
+    time = np.concatenate([found.time[..., :1], found.time[..., :-1]], axis=-1)
     return found._replace(time=time, busy=time)
 
 
 def costs_more(right: Any, parameters: Any, cost: Any, *, tokens: int = 1) -> Any:
     """Charge a round without a match for a draft."""
     found = right(parameters, cost, tokens=tokens)
-    time = found.time + 0.25 * (np.arange(len(found.time)) == 0)
+    time = found.time + 0.25 * (np.arange(found.time.shape[-1]) == 0)
     return found._replace(time=time, busy=time)
 
 
@@ -106,9 +106,9 @@ def usual_only(right: Any, number: int, accepted: bool) -> Any:
     return right(number, False)
 
 
-def never_after_acceptance(right: Any, tokens: int, law: Any, times: Any, *, cut: bool = True) -> Any:
-    one = lookup_laws.Lookups(law.chances[0], law.drafted, law.survival)
-    return right(tokens, one, times, cut=cut)
+def never_after_acceptance(right: Any, tokens: int, laws: Any, times: Any, *, cut: bool = True) -> Any:
+    alike = [lookup_laws.Lookups(law.chances[0], law.drafted, law.survival) for law in laws]
+    return right(tokens, alike, times, cut=cut)
 
 
 def always_cut(right: Any, tokens: int, *rest: Any, cut: bool = True) -> Any:
@@ -150,7 +150,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("24d", "no wider", with_fault(no_wider, THEORY, "_time_of_pass")),
     ("24e", "wide as the draft", with_fault(wide_of_drafts, THEORY, "round_prices")),
     ("24e", "state forgotten", with_fault(never_after_acceptance, lookup_rounds, "visits")),
-    ("24e", "always cut", with_fault(always_cut, lookup_rounds, "moments")),
+    ("24e", "always cut", with_fault(always_cut, lookup_rounds, "moments_of_pairs")),
     ("24e", "one less", with_fault(one_less, ALGORITHM, "verify")),
     ("24e", "never drafts", with_fault(never_drafts, ALGORITHM, "draft")),
     ("24f", "drafts without a match", with_fault(always_one, ALGORITHM, "draft")),

@@ -168,8 +168,12 @@ def outcomes_of_the_first(right: Any, world: BatchWorld, step: Any) -> Any:
     return right(world, step)
 
 
-def drafts_cut(right: Any, decodings: Any, *rest: Any) -> Any:
-    return right([each._replace(cut=True) for each in decodings], *rest)
+def drafts_cut(right: Any, longest: int, tokens: int, cut: bool, *rest: Any) -> Any:
+    return right(longest, tokens, True, *rest)
+
+
+def walks_cut(right: Any, *args: Any, cut: bool, **how: Any) -> Any:
+    return right(*args, cut=True, **how)
 
 
 def work_of_one_alone(right: Any, parameters: Any, *rest: Any) -> Any:
@@ -289,8 +293,8 @@ FAULTS: list[tuple[str, str, Fault]] = [
         "32f", "all as long as the first",
         with_fault(lambda right, parts: right(parts[:1] * len(parts)), rounds_of_batches, "remaining"),
     ),
-    ("32g", "drafts cut", with_fault(drafts_cut, sampler, "fixed")),
-    ("32h", "drafts cut", with_fault(drafts_cut, round_moments, "moments_of_points")),
+    ("32g", "drafts cut", with_fault(walks_cut, sampler, "fixed")),
+    ("32h", "drafts cut", with_fault(drafts_cut, round_moments, "moments_of_pairs")),
     ("32h", "as narrow at the end", with_fault(work_of_one_alone, formulas, "work")),
     ("32i", "cap gamma", formula(draft_less, "expected_tokens")),
     ("32i", "a batch of one", with_fault(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),

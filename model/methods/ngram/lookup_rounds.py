@@ -7,7 +7,7 @@ round starts after the accepted tokens and the target's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,54 +70,98 @@ def _prices_at(prices: Floats, position: int, drafts: Integers) -> Floats:
 
 
 class Visits(NamedTuple):
-    """Rounds by start position and outcome of their lookup; all of shape (positions, outcomes)."""
+    """Rounds by start position and outcome of their lookup, under several laws."""
 
     drafted: Integers
+    """Shape (positions, outcomes), as all laws have the same outcomes."""
     mass: Floats
-    """Probability that a round with this outcome starts at the position."""
+    """Probability that a round with this outcome starts at the position; shape (positions, outcomes, laws)."""
     first: Floats
-    """Mean time until then, times that probability."""
+    """Mean time until then, times that probability, of the same shape."""
 
 
-def visits(tokens: int, law: Lookups, times: Floats, *, cut: bool = True) -> Visits:
-    """Rounds that start at each position, by a forward recursion; `times` by start position and drafted tokens.
+def visits(tokens: int, laws: Sequence[Lookups], times: Floats, *, cut: bool = True) -> Visits:
+    """Rounds that start at each position, by a forward recursion, under laws with the same outcomes.
 
-    >>> found = visits(3, Lookups.of_rates(0.5, 1.0, 2), np.ones((3, 3)))
-    >>> found.mass.sum(axis=1).tolist()  # the second position is the start of a round only after no match
+    `times` is by start position, drafted tokens and law.
+
+    >>> found = visits(3, [Lookups.of_rates(0.5, 1.0, 2)], np.ones((3, 3, 1)))
+    >>> found.mass.sum(axis=(1, 2)).tolist()  # the second position is the start of a round only after no match
     [1.0, 0.5, 0.25]
     """
-    drafted, accepted, chance = law.cells
+    drafted, accepted, _ = laws[0].cells
+    chance = np.stack([law.cells.chance for law in laws], axis=-1)  # (outcome before, outcomes, laws)
     remaining = np.arange(tokens - 1, -1, -1)[:, None]
     counts = np.minimum(drafted, remaining) if cut else np.broadcast_to(drafted, (tokens, len(drafted)))
-    kept = np.minimum(accepted, remaining)
-    spent = np.take_along_axis(times, counts, axis=1)
-    found = np.zeros((2, tokens, len(drafted)))
-    ahead = np.zeros((2, tokens + 1, 2))  # probability and time, by position and whether the round before accepted tokens
+    found = np.zeros((2, tokens, len(drafted), len(laws)))
+    longest = int(accepted.max())
+    ends = (accepted == np.arange(longest + 1)[:, None]).astype(np.float64)  # more than what remains ends the decoding, too
+    # Probability and time, by position and whether the round before accepted tokens.
+    ahead = np.zeros((2, tokens + longest + 1, 2, len(laws)))
     ahead[0, 0, 0] = 1.0
     for start in range(tokens):
-        mass, first = found[:, start] = ahead[:, start] @ chance
-        ends = start + 1 + kept[start], (kept[start] > 0).astype(np.intp)
-        np.add.at(ahead[0], ends, mass)
-        np.add.at(ahead[1], ends, first + mass * spent[start])
+        mass, first = found[:, start] = np.einsum("qbl,bol->qol", ahead[:, start], chance)
+        spent = ends @ np.stack([mass, first + mass * times[start, counts[start]]])
+        ahead[:, start + 1, 0] += spent[:, 0]
+        ahead[:, start + 2 : start + 2 + longest, 1] += spent[:, 1:]
     return Visits(counts, found[0], found[1])
 
 
+_CELLS = 300_000
+"""Numbers in arrays by position, outcome and pair: a few MB."""
+
+
+def moments_of_pairs(
+    tokens: int, laws: Sequence[LookupLaw], prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp], *, cut: bool = True
+) -> Moments:
+    """Moments of `walk` for pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
+
+    Over records these are the moments of equally likely ones.
+    """
+    found = np.empty((len(Moments._fields), law.size))
+    groups: dict[tuple[bytes, bytes], dict[int, Lookups]] = {}
+    for number, each in enumerate(laws):
+        if isinstance(each, Lookups):
+            groups.setdefault((each.cells.drafted.tobytes(), each.cells.accepted.tobytes()), {})[number] = each
+            continue
+        for index in np.flatnonzero(law == number).tolist():
+            found[:, index] = _of_records(tokens, each, prices.of(int(price[index])), cut=cut)
+    for known in groups.values():
+        own = np.flatnonzero(np.isin(law, [*known]))
+        outcomes = len(next(iter(known.values())).cells.drafted)
+        for at in range(0, own.size, size := max(_CELLS // (tokens * outcomes), 1)):
+            part = own[at : at + size]
+            found[:, part] = _of_lookups(tokens, [known[number] for number in law[part].tolist()], prices, price[part], cut=cut)
+    return Moments(*found)
+
+
+def _of_lookups(tokens: int, laws: Sequence[Lookups], prices: RoundPrices, price: NDArray[np.intp], *, cut: bool) -> Floats:
+    """Rows of `Moments` of pairs of laws and prices, one after another."""
+    each = (prices.time if prices.uniform else prices.time[:, 0])[price]  # (pairs, longest + 1) or (pairs, tokens, longest + 1)
+    times = np.moveaxis(np.broadcast_to(each[:, None] if prices.uniform else each, (price.size, tokens, each.shape[-1])), 0, -1)
+    drafted, mass, first = visits(tokens, laws, times, cut=cut)
+    spent = times[np.arange(tokens)[:, None], drafted]
+    mean, square = (mass * spent).sum(axis=(0, 1)), (spent * (2 * first + spent * mass)).sum(axis=(0, 1))
+    worked = np.einsum("sol,los->l", mass, prices.operations[price][:, drafted].swapaxes(1, 2))
+    rounds, tokens_drafted = mass.sum(axis=(0, 1)), np.einsum("sol,so->l", mass, drafted)
+    return np.stack([mean, np.maximum(square - mean**2, 0.0), mean, worked, rounds, tokens_drafted])
+
+
+def _of_records(tokens: int, law: LookupLaw, prices: RoundPrices, *, cut: bool) -> Moments:
+    if not isinstance(law, ReplayedLookups):
+        raise checks.ParameterError("this law of lookups has no closed form; ask for views = ['paths']")
+    count = len(law.drafted)
+    draws = np.broadcast_to((np.arange(count) + 0.5) / count, (tokens, count))
+    return mean_of(walk(tokens, law.sample(iter([draws])), prices, count, cut=cut))
+
+
 def moments(tokens: int, law: LookupLaw, prices: RoundPrices, *, cut: bool = True) -> Moments:
-    """Exact moments of `walk`; over records, the moments of equally likely ones.
+    """`moments_of_pairs` of one law and one price.
 
     >>> flat = np.ones(4)
     >>> round(moments(128, Lookups.of_rates(0.5, 0.5, 3), RoundPrices(flat, flat, flat)).rounds, 3)  # 128 / 1.4375 is 89.043
     89.376
     """
-    if isinstance(law, ReplayedLookups):
-        count = len(law.drafted)
-        draws = np.broadcast_to((np.arange(count) + 0.5) / count, (tokens, count))
-        return mean_of(walk(tokens, law.sample(iter([draws])), prices, count, cut=cut))
-    if not isinstance(law, Lookups):
-        raise checks.ParameterError("this law of lookups has no closed form; ask for views = ['paths']")
-    time = np.broadcast_to(prices.time, (tokens, len(prices.operations))) if prices.uniform else prices.time[0]
-    drafted, mass, first = visits(tokens, law, time, cut=cut)
-    spent = np.take_along_axis(time, drafted, axis=1)
-    mean, square = float((mass * spent).sum()), float((spent * (2 * first + spent * mass)).sum())
-    worked = float((mass * prices.operations[drafted]).sum())
-    return Moments(mean, max(square - mean**2, 0.0), mean, worked, float(mass.sum()), float((mass * drafted).sum()))
+    one = np.zeros(1, dtype=np.intp)
+    found = moments_of_pairs(tokens, [law], RoundPrices(*(each[None] for each in prices)), one, one, cut=cut)
+    return Moments(*(float(each[0]) for each in found))

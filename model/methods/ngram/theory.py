@@ -27,8 +27,9 @@ from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.ngram import lookup_rounds
 from model.methods.ngram.algorithm import Parameters
-from model.methods.prediction import Prediction
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.rounds.prices_of_rounds import RoundPrices, slowest_of, verify_times
+from model.methods.rounds.round_moments import prediction_of
 from model.methods.speculative import theory as speculative
 from model.outcomes.lookup_laws import LookupLaw, Lookups
 
@@ -47,8 +48,9 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
     """
     longest = parameters.draft_length
     verify = verify_times(cost, longest + 1, tokens)
-    time: Floats = verify[0] if cost.uniform else np.stack([verify, verify])
-    return RoundPrices(time, time, np.arange(1.0, longest + 2))
+    time: Floats = verify[..., 0, :] if cost.uniform else np.stack([verify, verify], axis=-3)
+    costs = verify.shape[:-2]
+    return RoundPrices(time, time, np.broadcast_to(np.arange(1.0, longest + 2), (*costs, longest + 1)))
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: LookupLaw, cost: StepCosts) -> Prediction:
@@ -60,11 +62,21 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: LookupLaw, cost: Ste
     (1.39, 1.392)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    count = int(np.asarray(tokens))
-    found = lookup_rounds.moments(count, law, round_prices(parameters, cost, tokens=count), cut=parameters.cut)
-    times = found.time, found.variance, found.busy, 1.0, parameters.units, parameters.plain_time(count, cost)
-    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
-    return Prediction(*values)
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points, which are computed together for all laws and costs."""
+    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * (parameters.draft_length + 1))
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points that share parameters and tokens."""
+    parameters, tokens = points.parameters, points.tokens
+    prices = round_prices(parameters, points.cost, tokens=tokens)
+    found = lookup_rounds.moments_of_pairs(tokens, points.laws, prices, points.law, points.price, cut=parameters.cut)
+    return prediction_of(points, found, prices)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -86,8 +98,9 @@ def work(parameters: Parameters, tokens: int, law: LookupLaw) -> Work | None:
     """
     if not isinstance(law, Lookups):
         return None
-    times = np.zeros((tokens, parameters.draft_length + 1))
-    drafted, mass, _ = lookup_rounds.visits(tokens, law, times, cut=parameters.cut)
+    times = np.zeros((tokens, parameters.draft_length + 1, 1))
+    drafted, mass, _ = lookup_rounds.visits(tokens, [law], times, cut=parameters.cut)
+    mass = mass[..., 0]
     place, width, layers = np.arange(tokens)[:, None], drafted + 1, parameters.layers
     passes, read = float(mass.sum()), float((mass * width).sum())
     attended = float((mass * (place * width + width * (width + 1) / 2)).sum())

@@ -195,9 +195,10 @@ class Parameters(MethodParameters):
         later, units = at if cost.uniform else at[1:], 1  # after a match
         gaps = [(self.exit_layer, at), (max(self.exit_layer, self.layers - self.exit_layer), later)]
         for gap, where in gaps[: min(tokens, 2)]:
-            rest = cost.times(main_process(gap, self.layers), where)
             run = cost.times(self.sub_process(self.layers - gap), where + 1)
-            units = max(units, int((np.where(run > 0, self.sub_processes, 1) + (cost.link < rest)).max()))
+            alone: Any = not cost.link and (cost.times(PassShape(LayerSpan(gap, self.layers)), where) > 0).all()
+            sent = alone or cost.link < cost.times(main_process(gap, self.layers), where)  # before the main process ends
+            units = max(units, int((np.where(run > 0, self.sub_processes, 1) + sent).max()))
         return Demand(units, self.sub_processes if cost.link else 1)
 
     def _eager_demand(self, cost: StepCosts, at: NDArray[np.intp], tokens: int) -> Demand:

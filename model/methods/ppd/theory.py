@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs.many_costs import VariedCosts
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.ppd.algorithm import Parameters, main_process
-from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.stages import Stage, StagePoint, moments_of_points
 from model.outcomes.outcome_laws import Iid, Law, Markov, constant_rates
 
@@ -411,8 +412,9 @@ class _StagePasses(NamedTuple):
         return self.cost.times(shape, 0 if self.cost.uniform else np.arange(ahead, ahead + self.tokens))
 
     def stage(self, time: Floats, busy: Floats, on_match: int) -> Stage:
-        """Stage of numbers, or of arrays if times depend on the position."""
-        return Stage(float(time), float(busy), on_match) if self.cost.uniform else Stage(time, busy, on_match)
+        """Stage of numbers, or of arrays if times depend on the position, or for several costs."""
+        single = self.cost.uniform and not np.ndim(time)
+        return Stage(float(time), float(busy), on_match) if single else Stage(time, busy, on_match)
 
 
 def _barrier_stage(passes: _StagePasses, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
@@ -463,14 +465,18 @@ def predict(parameters: Parameters, tokens: int, law: Law, cost: StepCosts) -> P
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; points with closed forms are computed together by form."""
     iid = np.array([isinstance(law, Iid) for law in points.laws])[points.law]
-    form = np.where(iid, np.array([_closed(each) for each in points.choices])[points.choice], "")
+    form = np.where(iid, points.of_choices(lambda each: _FORMS.index(_closed(each))), 0).astype(np.intp)
     parts: list[tuple[NDArray[np.intp], Prediction]] = []
-    for name in np.unique(form).tolist():
-        where = np.flatnonzero(form == name)
-        of = points.at(where)
+    for number in np.unique(form).tolist():
+        where = np.flatnonzero(form == number)
+        of, name = points.at(where), _FORMS[number]
         parts.append((where, _of_form(name, of) if name else _summed(of)))
     order = np.argsort(np.concatenate([where for where, _ in parts]))
     return Prediction.joined([found for _, found in parts]).at(order)
+
+
+_FORMS = "", "literal", "flat", "nested"
+"""Results of `_closed`."""
 
 
 def _closed(choice: MethodChoice[Parameters]) -> str:
@@ -504,6 +510,8 @@ def _of_form(form: str, points: PredictionPoints[Parameters]) -> Prediction:
 
 def _summed(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction from stages summed over the law; the stages of a choice are computed once for all laws."""
+    if all(isinstance(group.costs, VariedCosts) for group in points.groups().groups):
+        return predict_by_decoding(_summed_together, points, lambda parameters: 6)
     chosen, laws, index = points.pairs()
     choices = {choice: points.choices[choice] for choice in dict.fromkeys(chosen.tolist())}
     steps = {choice: stages(parameters, cost, tokens) for choice, (parameters, tokens, cost) in choices.items()}
@@ -512,6 +520,22 @@ def _summed(points: PredictionPoints[Parameters]) -> Prediction:
     found = moments_of_points([StagePoint(steps[choice], choices[choice].tokens, points.laws[law]) for choice, law in pairs])
     of_choices = [(float(choices[choice].parameters.units), plain[choice]) for choice in chosen.tolist()]
     return Prediction(*found, *np.array(of_choices).T).at(index)
+
+
+def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """`_summed` at points whose costs differ in numbers only: times of passes are computed once for all costs."""
+    parameters, tokens, size = points.parameters, points.tokens, int(points.price.max()) + 1
+    together = stages(parameters, points.cost, tokens)
+    columns = [(np.broadcast_to(time, size).tolist(), np.broadcast_to(busy, size).tolist()) for time, busy, _ in together]
+    steps = [
+        tuple(Stage(time[each], busy[each], of.on_match) for of, (time, busy) in zip(together, columns, strict=True))
+        for each in range(size)
+    ]
+    pairs = zip(points.price.tolist(), points.law.tolist(), strict=True)
+    found = moments_of_points([StagePoint(steps[price], tokens, points.laws[law]) for price, law in pairs])
+    latency, variance, busy, ratio = found
+    units, plain = np.full(points.law.size, float(parameters.units)), parameters.plain_time(tokens, points.cost)[points.price]
+    return Prediction(latency, variance, busy, ratio, units, plain)
 
 
 def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:

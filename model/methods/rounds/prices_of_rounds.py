@@ -17,7 +17,8 @@ class RoundPrices(NamedTuple):
 
     `time` and `busy` have shape (longest + 1,). If times depend on the position, the shape is (2, positions, longest + 1): index 1
     of the first axis is for a round that follows a completely accepted draft, the second axis is the start position. After a
-    completely accepted draft the first draft pass reads two tokens, because the draft model has not read its last token yet.
+    completely accepted draft the first draft pass reads two tokens, because the draft model has not read its last token yet. Of
+    several costs (`model.costs.many_costs`) all arrays have a leading axis of costs; `of` has the prices of one.
     """
 
     time: Floats
@@ -25,10 +26,14 @@ class RoundPrices(NamedTuple):
     operations: Floats
     """Arithmetic, in units of one token in a pass of the target; shape (longest + 1,)."""
 
+    def of(self, cost: int) -> RoundPrices:
+        """Prices at one of several costs."""
+        return RoundPrices(self.time[cost], self.busy[cost], self.operations[cost])
+
     @property
     def uniform(self) -> bool:
         """True if a round takes the same time at every position."""
-        return self.time.ndim == 1
+        return self.time.ndim == self.operations.ndim
 
     def of_rounds(self, after_full_draft: Bools, start: NDArray[np.int64], drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Time and unit-time of rounds with these start positions and numbers of drafted tokens.
@@ -51,10 +56,15 @@ class ReadingTimes(NamedTuple):
     """Additional time and unit-time of a round whose first draft pass reads all that the round before accepted.
 
     Shape (positions, longest + 1), by start position and accepted tokens; 0 without accepted tokens, and where a round drafts none.
+    Of several costs with a leading axis of costs.
     """
 
     time: Floats
     busy: Floats
+
+    def of(self, cost: int) -> ReadingTimes:
+        """The times at one of several costs."""
+        return ReadingTimes(self.time[cost], self.busy[cost])
 
 
 def round_prices(
@@ -72,16 +82,23 @@ def round_prices(
     [[40.0, 48.0, 52.0], [40.0, 44.0, 48.0], [1.0, 2.5, 4.0]]
     """
     drafted = np.arange(longest + 1.0)
-    operations = sequences * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
-    link = np.where(drafted > 0, 2 * cost.link * separate, 0.0)
+    ratio = np.asarray(cost.operations("draft"))[..., None]
+    operations = sequences * (1.0 + drafted + np.where(drafted > 0, drafted * ratio, 0.0))
     drafts = draft_times(cost, longest, tokens, sequences=sequences)
     verify = verify_times(cost, longest + 1, tokens, sequences=sequences)
     if cost.uniform:
-        drafts, verify = drafts[0], verify[0]
+        drafts, verify = drafts[..., 0, :], verify[..., 0, :]
     else:
-        more = reread_times(cost, tokens, sequences=sequences)[:, None]
-        drafts = np.stack([drafts, drafts + np.where(drafted > 0, more, 0.0)])
-    return RoundPrices(drafts + verify + link, drafts * cost.draft_devices + verify, operations)
+        more = reread_times(cost, tokens, sequences=sequences)[..., None]
+        drafts = np.stack([drafts, drafts + np.where(drafted > 0, more, 0.0)], axis=-3)
+        verify = verify[..., None, :, :]
+    link = np.where(drafted > 0, 2 * _for_each(cost.link, cost) * separate, 0.0)
+    return RoundPrices(drafts + verify + link, drafts * _for_each(cost.draft_devices, cost) + verify, operations)
+
+
+def _for_each(number: Any, cost: StepCosts) -> Floats:
+    """A number of a cost, or of each of several, with as many further axes as prices have."""
+    return np.asarray(number)[(..., *(None,) * (1 if cost.uniform else 3))]
 
 
 def head_prices(
@@ -100,17 +117,17 @@ def head_prices(
     prices = round_prices(cost, longest, tokens=tokens)
     if cost.uniform and not parallel:
         return prices, None
-    verify = verify_times(cost, longest + 1, tokens)
+    verify, share = verify_times(cost, longest + 1, tokens), _for_each(cost.draft_devices, cost)
     if cost.uniform:
-        drafts = np.minimum(np.arange(longest + 1), 1) * cost.draft_times()
-        return prices._replace(time=drafts + verify[0], busy=drafts * cost.draft_devices + verify[0]), None
+        drafts = np.minimum(np.arange(longest + 1), 1) * cost.draft_times()[..., None]
+        return prices._replace(time=drafts + verify[..., 0, :], busy=drafts * share + verify[..., 0, :]), None
     start = np.arange(tokens)
     drafts = draft_times(cost, longest, tokens)
     if parallel:
         own = [cost.draft_times(start, width=count, heads=count) for count in range(1, longest + 1)]
-        drafts = np.stack([np.zeros(tokens), *own], axis=1)
+        drafts = np.stack([np.zeros_like(drafts[..., 0]), *own], axis=-1)
     drafted = np.minimum(longest, tokens - 1 - start) if cut else np.full(tokens, longest)
-    more = np.zeros((tokens, longest + 1))
+    more = np.zeros_like(drafts)
     for count in np.unique(drafted[drafted > 0]).tolist():
         here = np.flatnonzero(drafted == count)
         width = count if parallel else 1
@@ -118,15 +135,17 @@ def head_prices(
         for accepted in range(1, longest + 1):
             after = here > accepted  # the round before began at position 0 or later
             wide = cost.draft_times(here[after] - accepted, width=accepted + width, heads=width)
-            more[here[after], accepted] = wide - alone[after]
-    time, busy = (np.stack([each, each]) for each in (drafts + verify, drafts * cost.draft_devices + verify))
-    return RoundPrices(time, busy, prices.operations), ReadingTimes(more, more * cost.draft_devices)
+            more[..., here[after], accepted] = wide - alone[..., after]
+    both = np.stack([drafts] * 2, axis=-3)
+    verify = verify[..., None, :, :]
+    return RoundPrices(both + verify, both * share + verify, prices.operations), ReadingTimes(more, more * share[..., 0])
 
 
 def draft_times(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
-    """Time of 0, 1, ..., `longest` single-token draft passes from each position on; shape (tokens, longest + 1)."""
+    """Time of 0, 1, ..., `longest` single-token draft passes from each position on; shape (..., tokens, longest + 1)."""
     if cost.uniform:
-        return np.broadcast_to(np.arange(longest + 1) * cost.draft_times(role=role, sequences=sequences), (tokens, longest + 1))
+        each = np.arange(longest + 1) * cost.draft_times(role=role, sequences=sequences)[..., None, None]
+        return np.broadcast_to(each, (*each.shape[:-2], tokens, longest + 1))
     at = np.arange(tokens + longest)
     return sums_from(cost.draft_times(at, role=role, sequences=sequences), longest, tokens)
 
@@ -162,14 +181,15 @@ def times_by_width(
 
 
 def verify_times(cost: StepCosts, max_width: int, tokens: int, *, sequences: int = 1) -> Floats:
-    """Time of a pass of the target over 1, 2, ..., `max_width` tokens from each position on; shape (tokens, max_width).
+    """Time of a pass of the target over 1, 2, ..., `max_width` tokens from each position on; shape (..., tokens, max_width).
 
     With several `sequences` the tokens are per sequence.
     """
     start, widths = np.arange(tokens), np.arange(1, max_width + 1)
     if cost.uniform:
-        return np.broadcast_to(cost.verify_times(widths, sequences=sequences), (tokens, max_width))
-    return np.stack([cost.verify_times(width, start, sequences) for width in widths.tolist()], axis=1)
+        each = cost.verify_times(widths, sequences=sequences)[..., None, :]
+        return np.broadcast_to(each, (*each.shape[:-2], tokens, max_width))
+    return np.stack([cost.verify_times(width, start, sequences) for width in widths.tolist()], axis=-1)
 
 
 def reread_times(cost: StepCosts, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.methods.prediction import PredictionPoints
+from model.costs.step_costs import StepCosts
+from model.methods.prediction import DecodingPoints, Prediction, PredictionPoints, linear, predict_by_decoding
 from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices
-from model.methods.rounds.round_laws import AcceptanceLaw, MixedRounds, ReplayRounds
-from model.methods.rounds.round_starts import RoundDecoding, RoundSteps, StartTimes
+from model.methods.rounds.round_laws import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
+from model.methods.rounds.round_starts import RoundDecoding, RoundSteps, StartTimes, survival_of
 from model.methods.rounds.round_walks import Tally, fixed
 from model.outcomes import round_counts
-from model.outcomes.outcome_laws import Chain, Floats, RecordedProbabilities, Replay
-from model.outcomes.round_counts import RoundCounts, RoundTimes
+from model.outcomes.outcome_laws import Chain, Floats, Iid, RecordedProbabilities, Replay
+from model.outcomes.round_counts import RoundCounts, RoundEnds, RoundTimes
 
 
 class Moments(NamedTuple):
@@ -84,51 +86,92 @@ def moments_of_points(
         Index of each pair's decoding and prices.
     """
     found = np.empty((len(Moments._fields), decoding.size))
-    reached = [each.survival for each in decodings]
-    alike = np.array([each is not None for each in reached], dtype=np.bool_)[decoding]
-    uniform = np.array([each.uniform and reading is None for each, reading in prices], dtype=np.bool_)[price]
-    other = np.flatnonzero(~alike)
-    if other.size:
-        pairs = zip(decoding[other].tolist(), price[other].tolist(), strict=True)
-        choices = [_choice(decodings[one], *prices[which]) for one, which in pairs]
-        found[:, other] = np.array(_moments_by_position(choices)).T
-    groups: dict[tuple[int, int, bool], list[int]] = {}
-    for number in np.unique(decoding[alike]).tolist():
-        each = decodings[number]
-        groups.setdefault((each.draft_length, each.tokens, each.cut), []).append(number)
-    place = np.full(len(decodings), -1)
-    for shape, numbers in groups.items():
-        place[:] = -1
-        place[numbers] = np.arange(len(numbers))
-        survival = np.stack([known for known in (reached[number] for number in numbers) if known is not None])
-        here = alike & (place[decoding] >= 0)
-        for index, moments_of in ((np.flatnonzero(here & uniform), _of_counts), (np.flatnonzero(here & ~uniform), _of_times)):
-            if index.size:
-                used, which = np.unique(price[index], return_inverse=True)
-                mine = [prices[each] for each in used.tolist()]
-                found[:, index] = moments_of(survival, mine, place[decoding[index]], which, *shape)
+    shapes = [(each.draft_length, each.tokens, each.cut) for each in decodings]
+    kinds = [(each.time.shape, reading is None) for each, reading in prices]
+    for shape, kind in itertools.product(dict.fromkeys(shapes), dict.fromkeys(kinds)):
+        own, mine = (np.array([each == one for each in of]) for of, one in ((shapes, shape), (kinds, kind)))
+        index = np.flatnonzero(own[decoding] & mine[price])
+        if not index.size:
+            continue
+        laws = [decodings[each].law for each in np.flatnonzero(own).tolist()]
+        each_price, each_reading = zip(*(prices[each] for each in np.flatnonzero(mine).tolist()), strict=True)
+        joined = RoundPrices(*(np.stack(column) for column in zip(*each_price, strict=True)))
+        reading = None if kind[1] else ReadingTimes(*(np.stack(column) for column in zip(*each_reading, strict=True)))
+        law, which = (np.cumsum(some) - 1 for some in (own, mine))
+        longest, tokens, cut = shape
+        own_law, own_price = law[decoding[index]], which[price[index]]
+        found[:, index] = moments_of_pairs(longest, tokens, cut, laws, joined, reading, own_law, own_price)
     return Moments(*found)
 
 
-def moments_of_prediction(
-    points: PredictionPoints[Any], prices: Sequence[tuple[RoundPrices, ReadingTimes | None]]
-) -> Moments:
-    """Moments at points, with the prices of each choice; decodings that differ in their prices only are evaluated together."""
-    kinds = [(each.parameters.draft_length, each.tokens, each.parameters.cut) for each in points.choices]
-    distinct = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
-    kind = np.array([distinct[each] for each in kinds], dtype=np.intp)
-    choice, law, index = points.pairs()
-    keys, decoding = np.unique(kind[choice] * len(points.laws) + law, return_inverse=True)
-    listed = [*distinct]
-    decodings = []
-    for key in keys.tolist():
-        (length, tokens, cut), of = listed[key // len(points.laws)], points.laws[key % len(points.laws)]
-        decodings.append(RoundDecoding(length, tokens, of, cut))
-    return Moments(*(each[index] for each in moments_of_points(decodings, prices, decoding, choice)))
+def moments_of_pairs(
+    longest: int, tokens: int, cut: bool, laws: Sequence[AcceptanceLaw], prices: RoundPrices, reading: ReadingTimes | None,
+    law: NDArray[np.intp], price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
+) -> Moments:  # fmt: skip
+    """Moments of pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
+
+    Of pairs of which only `means` are asked, the variance may be nan.
+    """
+    found = np.empty((len(Moments._fields), law.size))
+    alike = np.array([isinstance(each, Iid | Rounds) for each in laws], dtype=np.bool_)
+    other, index = np.flatnonzero(~alike[law]), np.flatnonzero(alike[law])
+    if other.size:
+        choices = []
+        for one, which in zip(law[other].tolist(), price[other].tolist(), strict=True):
+            read = None if reading is None else reading.of(which)
+            choices.append(RoundChoice(longest, tokens, laws[one], prices.of(which), cut, read))
+        found[:, other] = np.array(_moments_by_position(choices)).T
+    if index.size:
+        survival = survival_of([each for each, known in zip(laws, alike, strict=True) if known], longest)
+        assert survival is not None
+        own, which = (np.cumsum(alike) - 1)[law[index]], price[index]
+        if prices.uniform and reading is None:
+            found[:, index] = _of_counts(survival, prices, own, which, longest, tokens, cut)
+        else:
+            some = np.zeros(index.size, dtype=np.bool_) if means is None else means[index]
+            found[:, index] = _of_times(survival, prices, reading, own, which, longest, tokens, cut, some)
+    return Moments(*found)
 
 
-def _choice(decoding: RoundDecoding, prices: RoundPrices, reading: ReadingTimes | None) -> RoundChoice:
-    return RoundChoice(decoding.draft_length, decoding.tokens, decoding.law, prices, decoding.cut, reading)
+PricesOf = Callable[[Any, int, StepCosts], tuple[RoundPrices, ReadingTimes | None]]
+"""Prices of rounds with parameters and a number of tokens at a cost, or at each of several."""
+
+
+def predict_rounds(points: PredictionPoints[Any], prices_of: PricesOf) -> Prediction:
+    """Prediction at points of methods whose rounds draft `draft_length` tokens and verify them, computed together.
+
+    The units' ratio is 1 where busy time equals time, else nan.
+    """
+
+    def predict(of: DecodingPoints[Any]) -> Prediction:
+        prices, reading = prices_of(of.parameters, of.tokens, of.cost)
+        longest, cut = of.parameters.draft_length, of.parameters.cut
+        found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means)
+        return prediction_of(of, found, prices)
+
+    return predict_by_decoding(predict, points, lambda parameters: 6 * (parameters.draft_length + 1))
+
+
+class _Times(Protocol):
+    """Prices of rounds at several costs, the leading axis."""
+
+    @property
+    def time(self) -> Floats:
+        """Time of a round."""
+
+    @property
+    def busy(self) -> Floats:
+        """Its unit-time."""
+
+
+def prediction_of(points: DecodingPoints[Any], found: Moments, prices: _Times) -> Prediction:
+    """Prediction at points from the moments of their decodings and the prices of rounds at each cost."""
+    alike = (prices.time == prices.busy).reshape(len(prices.time), -1).all(axis=1)
+    units = np.full(points.law.size, float(points.parameters.units))
+    plain = points.parameters.plain_time(points.tokens, points.cost)[points.price]
+    ratio = np.where(alike, 1.0, np.nan)[points.price]
+    times = found.time, found.variance, found.busy, ratio, units, plain
+    return Prediction(*times, found.rounds, found.drafted, found.operations)
 
 
 _PAIRS = 20_000
@@ -136,15 +179,12 @@ _PAIRS = 20_000
 
 
 def _of_counts(
-    survival: Floats, prices: Sequence[tuple[RoundPrices, ReadingTimes | None]], law: NDArray[np.intp], price: NDArray[np.intp],
-    longest: int, tokens: int, cut: bool,
-) -> Floats:  # fmt: skip
+    survival: Floats, prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp], longest: int, tokens: int, cut: bool
+) -> Floats:
     """Rows of `Moments` of pairs of laws and prices that do not depend on the position: rounds are counted once for all prices."""
     counts = round_counts.counts_of(longest, tokens, survival)
     taken = np.arange(longest + 1) if cut else np.full(longest + 1, longest)  # drafted tokens that are paid for
-    time, busy, operations = (
-        np.stack([getattr(each, name)[taken] for each, _ in prices]) for name in ("time", "busy", "operations")
-    )
+    time, busy, operations = (each[:, taken] for each in prices)
     found = np.empty((len(Moments._fields), law.size))
     for at in range(0, law.size, _PAIRS):
         part = slice(at, at + _PAIRS)
@@ -156,39 +196,69 @@ def _of_counts(
 
 
 def _of_times(
-    survival: Floats, prices: Sequence[tuple[RoundPrices, ReadingTimes | None]], law: NDArray[np.intp], price: NDArray[np.intp],
-    longest: int, tokens: int, cut: bool,
+    survival: Floats, prices: RoundPrices, reading: ReadingTimes | None, law: NDArray[np.intp], price: NDArray[np.intp],
+    longest: int, tokens: int, cut: bool, means: NDArray[np.bool_],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that depend on the position, or on the tokens that were accepted before."""
     start = np.arange(tokens)
     drafted = np.minimum(longest, tokens - 1 - start) if cut else np.full(tokens, longest)
-    each = [_times_by_accepted(*of, drafted) for of in prices]
     ends = round_counts.chain_ends(longest, tokens, survival)
-    times = RoundTimes(*(
-        [by_start[: len(end.accepted)] for by_start, end in zip(np.stack(column, axis=-1), ends, strict=True)]
-        for column in zip(*each, strict=True)
-    ))  # fmt: skip
+    by_accepted = _times_by_accepted(prices, reading, drafted)
+    time, busy = ([by[: len(end.accepted)] for by, end in zip(each, ends, strict=True)] for each in by_accepted)
+    times = RoundTimes(time, time if by_accepted[0] is by_accepted[1] else busy)
     mass = round_counts.start_masses(ends)
-    operations = np.stack([of.operations[drafted] for of, _ in prices]) @ mass
-    mean, variance, busy = round_counts.timed(ends, times, law, price)
-    return np.stack([mean, variance, busy, operations[price, law], mass.sum(axis=0)[law], (drafted @ mass)[law]])
+    operations = linear(mass, prices.operations[:, drafted], law, price)
+    found = np.full((3, law.size), np.nan)
+    for index, moments_of in ((np.flatnonzero(~means), round_counts.timed), (np.flatnonzero(means), _means_of_times)):
+        if index.size:
+            found[:, index] = moments_of(ends, times, law[index], price[index])
+    return np.stack([*found, operations, mass.sum(axis=0)[law], (drafted @ mass)[law]])
 
 
-def _times_by_accepted(prices: RoundPrices, reading: ReadingTimes | None, drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Time and unit-time of a round from each position, by accepted tokens, with what these add to the round that follows."""
-    tokens, longest = drafted.size, len(prices.operations) - 1
+def _means_of_times(
+    ends: Sequence[RoundEnds], times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp]
+) -> tuple[Floats, Floats, Floats]:
+    """`model.outcomes.round_counts.timed` without the variance, which is nan: times are added up once for all pairs."""
+    laws = ends[0].chance.shape[1]
+    size = max(_MOST_CELLS // sum(each.accepted.size for each in ends), 1)
+    found = np.full((3, law.size), np.nan)
+    mass = round_counts.start_masses(ends)
+    alike = times.time is times.busy
+    by_price = [np.concatenate(each).T for each in (times[:1] if alike else times)]
+    for first in range(0, laws, size):
+        index = np.flatnonzero((law >= first) & (law < first + size))
+        part = slice(first, first + size)
+        counts = np.concatenate([each.chance[:, part] * mass[start, part] for start, each in enumerate(ends)])
+        for row, each in zip((0, 2), by_price, strict=False):
+            found[row, index] = linear(counts, each, law[index] - first, price[index])
+    return found[0], found[1], found[0] if alike else found[2]
+
+
+def _times_by_accepted(
+    prices: RoundPrices, reading: ReadingTimes | None, drafted: NDArray[np.int64]
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Time and unit-time of a round from each position, by accepted tokens, with what these add to the round that follows.
+
+    Shape (tokens, longest + 1, costs).
+    """
+    tokens, longest = drafted.size, prices.operations.shape[-1] - 1
     start, accepted = np.arange(tokens)[:, None], np.arange(longest + 1)
     following = start + 1 + accepted
     follows, after = following < tokens, np.minimum(following, tokens - 1)
     whole = follows & (accepted == np.minimum(longest, tokens - 1 - start)) & (accepted > 0)
-    found = []
+    found: list[Floats] = []
     for name in ("time", "busy"):
-        values = getattr(prices, name)
+        if name == "busy" and all(np.array_equal(each.time, each.busy) for each in (prices, reading) if each is not None):
+            found.append(found[0])
+            continue
+        values = np.moveaxis(getattr(prices, name), 0, -1)
         usual, late = (values[drafted],) * 2 if prices.uniform else values[:, np.arange(tokens), drafted]
-        times = usual[:, None] + np.where(whole, (late - usual)[after], 0.0)
+        times = np.repeat(usual[:, None], longest + 1, axis=1)
+        where = np.nonzero(whole)
+        times[where] += (late - usual)[after[where]]
         if reading is not None:
-            times = times + np.where(follows, getattr(reading, name)[after, accepted], 0.0)
-        found.append(np.broadcast_to(times, (tokens, longest + 1)))
+            times += np.where(follows[..., None], np.moveaxis(getattr(reading, name), 0, -1)[after, accepted], 0.0)
+        found.append(times)
     return found[0], found[1]
 
 

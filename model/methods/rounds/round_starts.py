@@ -22,10 +22,28 @@ class RoundDecoding(NamedTuple):
 
     @property
     def survival(self) -> Floats | None:
-        """Probability that at least 1, 2, ... drafted tokens are accepted, if rounds are independent and alike; else None."""
-        if isinstance(self.law, Iid):
-            return np.asarray(float(self.law.rate) ** np.arange(1, self.draft_length + 1))
-        return self.law.first(self.draft_length) if isinstance(self.law, Rounds) else None
+        """`survival_of` its law alone, of shape (draft_length,)."""
+        found = survival_of([self.law], self.draft_length)
+        return None if found is None else found[0]
+
+
+def survival_of(laws: Sequence[AcceptanceLaw], longest: int) -> Floats | None:
+    """Probability that at least 1, 2, ..., `longest` drafted tokens are accepted, by law; shape (laws, longest).
+
+    None unless rounds are independent and alike under all laws.
+
+    >>> survival_of([Iid(0.5), Rounds([0.75, 0.25])], 2).tolist()
+    [[0.5, 0.25], [0.75, 0.25]]
+    """
+    place = np.arange(1, longest + 1)
+    if all(type(law) is Iid for law in laws):
+        return np.array([[law.rate] for law in laws], dtype=np.float64) ** place  # type: ignore[union-attr]
+    found = []
+    for law in laws:
+        if not isinstance(law, Iid | Rounds):
+            return None
+        found.append(law.first(longest) if isinstance(law, Rounds) else float(law.rate) ** place)
+    return np.stack(found)
 
 
 class Starts(NamedTuple):
@@ -51,11 +69,10 @@ def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
 
 def starts_of_laws(draft_length: int, tokens: int, laws: Sequence[Chain | Rounds]) -> Starts:
     """`starts` of several laws; arrays of shape (tokens, laws)."""
-    survival = [RoundDecoding(draft_length, tokens, law).survival for law in laws]
-    if any(known is None for known in survival):
+    reached = survival_of(laws, draft_length)
+    if reached is None:
         each = [starts(draft_length, tokens, law) for law in laws]
         return Starts(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
-    reached = np.stack([known for known in survival if known is not None])
     mass = round_counts.start_masses(round_counts.chain_ends(draft_length, tokens, reached))
     after_full = np.zeros((tokens, len(laws)))
     place = np.arange(tokens)

@@ -34,7 +34,7 @@ from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds.prices_of_rounds import RoundPrices, slowest_of, sums_from, times_by_width
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
-from model.methods.rounds.round_moments import moments_of_prediction
+from model.methods.rounds.round_moments import predict_rounds
 from model.methods.rounds.round_starts import starts
 from model.methods.self_speculative.algorithm import Parameters
 from model.methods.speculative import theory as speculative
@@ -75,15 +75,17 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
     if parameters.reuse:
         last = cost.times(PassShape(parameters.early, within_step=True), 0 if cost.uniform else at)
     if cost.uniform:
-        time = np.concatenate([[float(plain)], drafted[1:] * float(drafting) + float(last) + verify])
+        later = drafted[1:] * drafting[..., None] + last[..., None] + verify
+        time = np.concatenate([plain[..., None], np.broadcast_to(later, (*plain.shape, longest))], axis=-1)
     else:
-        drafts = sums_from(drafting, longest, tokens)[:, 1:]
-        ahead = np.arange(tokens)[:, None] + drafted[None, 1:]
-        one = np.concatenate([plain[:, None], drafts + last[np.minimum(ahead, len(last) - 1)] + verify], axis=1)
-        time = np.stack([one, one])
+        drafts = sums_from(drafting, longest, tokens)[..., 1:]
+        ahead = np.minimum(np.arange(tokens)[:, None] + drafted[None, 1:], last.shape[-1] - 1)
+        one = np.concatenate([plain[..., None], drafts + last[..., ahead] + verify], axis=-1)
+        time = np.stack([one, one], axis=-3)
     operations = (1.0 + drafted) * (1 - part if parameters.reuse else 1.0) + drafted * part + (part if parameters.reuse else 0.0)
     operations[0] = 1.0
-    return RoundPrices(time, time, operations)
+    costs = drafting.shape if cost.uniform else drafting.shape[:-1]
+    return RoundPrices(time, time, np.broadcast_to(operations, (*costs, longest + 1)))
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: StepCosts) -> Prediction:
@@ -102,12 +104,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, computed together."""
-    prices = [(round_prices(each.parameters, each.cost, tokens=each.tokens), None) for each in points.choices]
-    of_rounds = moments_of_prediction(points, prices)
-    units, ratio = points.of_choices(lambda each: each.parameters.units), np.ones(len(points.choice))
-    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
-    times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
-    return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
+    return predict_rounds(points, lambda parameters, tokens, cost: (round_prices(parameters, cost, tokens=tokens), None))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.methods.rounds.round_laws import Rounds
-from model.methods.rounds.round_starts import RoundDecoding, RoundSteps
+from model.methods.rounds.round_starts import RoundSteps, survival_of
 from model.outcomes.outcome_laws import Chain
 
 Floats = NDArray[np.float64]
@@ -33,6 +33,8 @@ _TOGETHER = 60_000
 """Numbers in products over sequences that are computed together, so that they stay in the cache of a processor."""
 _KEPT = 32_000
 """Largest size of a cached result, in numbers."""
+_NEVER = 1e-25
+"""Probability of a round that changes no sum over rounds, whose first one is certain, beyond rounding."""
 _MOST_ALIKE = 500
 """Largest group of equal sequences; larger ones overflow binomial coefficients."""
 _STRETCHES = 4
@@ -62,7 +64,8 @@ class ExpectedRounds(NamedTuple):
 class PlacesOfRounds(NamedTuple):
     """Probabilities that a sequence has an r-th round and where it starts; arrays of shape (rounds, laws, positions).
 
-    `after_full_draft` is the part of `mass` that follows a completely accepted draft.
+    `after_full_draft` is the part of `mass` that follows a completely accepted draft. Rounds that are less likely than `_NEVER`
+    under all laws are left out.
     """
 
     mass: Floats
@@ -76,25 +79,38 @@ def places_of_rounds(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) 
     >>> places_of_rounds([Iid(0.5)], 1, 3).mass[:, 0].tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 0.25]]
     """
-    survival = [RoundDecoding(draft_length, tokens, law).survival for law in laws]
-    known = [each for each in survival if each is not None]
-    if len(known) < len(laws):
+    mass = _starts_by_round(laws, draft_length, tokens)
+    if mass is None:
         return _places_of_dependent(laws, draft_length, tokens)
-    # The last drafts are cut, which does not matter before the end: what they accept ends the sequence.
-    bounds = np.zeros((len(laws), draft_length + 2, 1))
-    bounds[:, 0], bounds[:, 1:-1, 0] = 1.0, np.reshape(known, (len(laws), draft_length))
-    ends = bounds[:, :-1] - bounds[:, 1:]
-    mass, after = np.zeros((2, tokens, len(laws), tokens))
-    mass[0, :, 0] = 1.0
-    for number in range(tokens - 1):
-        here, following = mass[number], mass[number + 1]
-        last = min(number * (draft_length + 1), tokens - 1) + 1  # no round starts later
-        for accepted in range(draft_length + 1):
-            stop = max(min(last, tokens - 1 - accepted), number)
-            following[:, number + accepted + 1 : stop + accepted + 1] += here[:, number:stop] * ends[:, accepted]
+    mass = np.ascontiguousarray(mass)
+    after = np.zeros_like(mass)
     if draft_length:
-        after[1:, :, draft_length + 1 :] = mass[:-1, :, : -draft_length - 1] * ends[:, draft_length]
+        ends = survival_of(laws, draft_length)
+        assert ends is not None
+        after[1:, :, draft_length + 1 :] = mass[:-1, :, : -draft_length - 1] * ends[:, -1:]
     return PlacesOfRounds(mass, after)
+
+
+def _starts_by_round(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) -> Floats | None:
+    """Probability that each round of a sequence starts at each position, shape (rounds, laws, positions).
+
+    None if outcomes depend on each other or on the position.
+    """
+    known = survival_of(laws, draft_length)
+    if known is None:
+        return None
+    # The last drafts are cut, which does not matter before the end: what they accept ends the sequence.
+    bounds = np.zeros((draft_length + 2, 1, len(laws)))
+    bounds[0], bounds[1:-1, 0] = 1.0, known.T
+    ends = bounds[:-1] - bounds[1:]
+    state = np.zeros((tokens + draft_length, tokens, len(laws)))  # by position and round
+    state[0, 0] = 1.0
+    for at in range(tokens - 1):
+        first = -(-at // (draft_length + 1))  # as many rounds are before, and at most `at`
+        state[at + 1 : at + 2 + draft_length, first + 1 : at + 2] += ends * state[at, first : at + 1]
+    mass = state[:tokens]
+    rounds = int(np.flatnonzero(mass.sum(axis=0).max(axis=-1) >= _NEVER)[-1]) + 1
+    return mass[:, :rounds].transpose(1, 2, 0)
 
 
 def _places_of_dependent(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) -> PlacesOfRounds:
@@ -185,7 +201,9 @@ def _rounds(laws: tuple[RoundsLaw, ...], draft_length: int, lengths: tuple[int, 
 @lru_cache(maxsize=64)  # the same for all numbers of sequences
 def _rooms(laws: tuple[RoundsLaw, ...], draft_length: int, lengths: tuple[int, ...]) -> dict[int, Floats]:
     """`room_chances` of sequences of each length."""
-    mass = places_of_rounds(laws, draft_length, max(lengths)).mass
+    mass = _starts_by_round(laws, draft_length, max(lengths))
+    if mass is None:
+        mass = _places_of_dependent(laws, draft_length, max(lengths)).mass
     return {length: room_chances(mass, draft_length, length) for length in lengths}
 
 
@@ -203,8 +221,8 @@ def room_chances(mass: Floats, draft_length: int, length: int) -> Floats:
     >>> room_chances(mass, 1, 3)[0].tolist()  # its second round has two tokens left, or one
     [[0.0, 1.0], [0.5, 0.5], [0.25, 0.0]]
     """
-    tokens, laws, _ = mass.shape
-    found = np.zeros((laws, tokens, draft_length + 1))
+    rounds, laws, _ = mass.shape
+    found = np.zeros((laws, rounds, draft_length + 1))
     for room in range(min(draft_length, length)):
         found[..., room] = mass[..., length - 1 - room].T
     found[..., draft_length] = mass[..., : max(length - draft_length, 0)].sum(axis=-1).T
@@ -265,14 +283,14 @@ def _of_groups(groups: Sequence[Group]) -> list[Floats]:
 
 def _placed(places: PlacesOfRounds, ended: dict[int, Floats], draft_length: int, lengths: tuple[int, ...]) -> Floats:
     """Expected rounds by the cells of `cells_of`; shape (laws, 2, sequences + 1, cells)."""
-    tokens, laws, _ = places.mass.shape
+    rounds, laws, tokens = places.mass.shape
     low, alike = _first_cut(draft_length, lengths), Counter(lengths)
     late = (tokens - low) * draft_length
-    numbers = 2 * tokens * (tokens + late) * (1 if len(alike) == 1 else len(lengths) + 1)
+    numbers = 2 * rounds * (tokens + late) * (1 if len(alike) == 1 else len(lengths) + 1)
     size = max(_TOGETHER // numbers, 1)
     # "None beyond a position", then "none beyond a position and none with more than this room".
     sums = np.zeros((laws, 2, len(lengths) + 1, tokens + late))
-    begins = np.unique(np.linspace(0, tokens, _STRETCHES + 1).astype(int)).tolist()
+    begins = np.unique(np.linspace(0, rounds, _STRETCHES + 1).astype(int)).tolist()
     for first in range(0, laws, size):
         part = slice(first, first + size)
         mass, after = (np.swapaxes(each[:, part], 0, 1) for each in places)
@@ -301,7 +319,7 @@ def _until(mass: Floats, after: Floats, draft_length: int, length: int, low: int
     `mass` and `after` have shape (laws, rounds, positions). Shape (laws, 2, rounds, cells); index 0 of the second axis is without
     completely accepted drafts before, index 1 with any.
     """
-    tokens = mass.shape[1]
+    tokens = mass.shape[-1]
     chance = np.stack([np.maximum(mass - after, 0.0), mass], axis=1)
     chance[..., length:] = 0.0
     until = np.cumsum(chance, axis=-1)

@@ -19,12 +19,13 @@ from model.base import checks
 from model.costs import many_costs
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Totals, Work
-from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds.prices_of_rounds import round_prices, sums_from
+from model.methods.prediction import DecodingPoints, Prediction
+from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, round_prices, sums_from
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
-from model.methods.rounds.round_moments import Moments, moments_of_prediction
+from model.methods.rounds.round_moments import Moments, moments_of_pairs, prediction_of
 from model.methods.rounds.round_walks import Tally
 from model.methods.speculative.algorithm import Parameters
+from model.methods.speculative.drafter_prices import prices_of
 from model.methods.speculative.rounds_of_batches import by_place, by_room, cells_of
 from model.outcomes.outcome_laws import Chain, Outcomes
 
@@ -132,42 +133,30 @@ def _by_drafted(counts: Floats, longest: int, lengths: Sequence[int]) -> Floats:
     return np.stack([both[..., drafted == room].sum(axis=-1) for room in range(longest + 1)], axis=-1)
 
 
-def one_after_another(points: PredictionPoints[Parameters]) -> Moments:
+def one_after_another(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points of sequences that are decoded one after another: the total over them."""
+    prices, reading = prices_of(points.parameters, points.tokens, points.cost)
+    return prediction_of(points, _sum_of_each(points, prices, reading), prices)
+
+
+def _sum_of_each(points: DecodingPoints[Parameters], prices: RoundPrices, reading: ReadingTimes | None) -> Moments:
     """Moments of the total over sequences that are decoded one after another, at points; arrays of shape (points,)."""
-    choices, prices, counts = [], [], []
-    begins = [0]
-    for parameters, tokens, cost in points.choices:
-        separate = parameters.placement == "separate"
-        price = round_prices(parameters.draft_costs(cost), parameters.draft_length, tokens=tokens, separate=separate)
-        for length, count in Counter(_lengths(parameters, tokens)).items():
-            choices.append(MethodChoice(parameters, length, cost))
-            prices.append((price, None))
-            counts.append(count)
-        begins.append(len(choices))
-    size = np.diff(begins)[points.choice]
-    point = np.repeat(np.arange(points.choice.size), size)
-    of_length = np.arange(point.size) - np.repeat(np.cumsum(size) - size, size)
-    choice = np.array(begins)[points.choice[point]] + of_length
-    each = moments_of_prediction(PredictionPoints(choices, points.laws, choice, points.law[point]), prices)
-    weights = np.array(counts)[choice]
-    return Moments(*(np.bincount(point, weights * values, points.choice.size) for values in each))
+    parameters, total = points.parameters, np.zeros((len(Moments._fields), points.law.size))
+    for length, count in Counter(_lengths(parameters, points.tokens)).items():
+        shape = parameters.draft_length, length, parameters.cut
+        total += count * np.array(moments_of_pairs(*shape, points.laws, prices, reading, points.law, points.price))
+    return Moments(*total)
 
 
 def predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
     """Prediction at points of static batches that share parameters and tokens."""
-    parameters, tokens, which = points.parameters, points.tokens, points.price
-    price = prices_of_costs(parameters, tokens, points.cost)
-    time, variance, busy, operations, rounds, drafted = expected_of_points(points, price)
-    plain = parameters.plain_time(tokens, points.cost)[which]
-    alike = (price.time == price.busy).reshape(len(price.time), -1).all(axis=1)
-    ratio = np.where(alike, 1.0, np.nan)[which]
-    units = np.full(which.size, float(parameters.units))
-    return Prediction(time, variance, busy, ratio, units, plain, rounds, drafted, operations)
+    price = prices_of_costs(points.parameters, points.tokens, points.cost)
+    return prediction_of(points, expected_of_points(points, price), price)
 
 
 def prices_of_costs(parameters: Parameters, tokens: int, cost: StepCosts) -> BatchPrices:
     """Prices of rounds at several costs (`model.costs.many_costs.joined`), the leading axis."""
-    separate = parameters.placement == "separate"
+    cost, separate = parameters.draft_costs(cost), parameters.placement == "separate"
     return _prices(cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate)
 
 
@@ -187,12 +176,11 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
     0.4917
     """
     one = np.zeros(1, dtype=np.intp)
+    points = DecodingPoints(parameters, tokens, [law], many_costs.joined([cost]), one, one)
     if parameters.concurrent_sequences == 1:
-        found = one_after_another(PredictionPoints([MethodChoice(parameters, tokens, cost)], [law], one, one))
+        found = _sum_of_each(points, *prices_of(parameters, tokens, points.cost))
     else:
-        cost = many_costs.joined([parameters.draft_costs(cost)])
-        points = DecodingPoints(parameters, tokens, [law], cost, one, one)
-        found = expected_of_points(points, prices_of_costs(parameters, tokens, cost))
+        found = expected_of_points(points, prices_of_costs(parameters, tokens, points.cost))
     return Moments(*(float(each[0]) for each in found))
 
 

@@ -14,7 +14,6 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,11 @@ from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, predict_by_decoding
-from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, round_prices, slowest_of
+from model.methods.rounds.prices_of_rounds import operations_of, round_prices, slowest_of
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
-from model.methods.rounds.round_moments import Moments, moments_of_prediction
+from model.methods.rounds.round_moments import predict_rounds
 from model.methods.rounds.round_starts import starts_by_accepted, starts_of_laws
-from model.methods.speculative import alike_rounds, engine_dialects, static_batches
+from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
 from model.outcomes.outcome_laws import Chain, Iid
@@ -66,46 +65,26 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, which are computed together for all laws and costs."""
     for parameters, tokens, _ in points.groups().groups:
         parameters.check_tokens(tokens)
-    if alike_rounds.covers(points):
-        return alike_rounds.predict_points(points)
-    batched = np.array([each.parameters.decoded_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
-    several = np.array([each.parameters.concurrent_sequences > 1 for each in points.choices], dtype=np.bool_)[points.choice]
+    batched = points.of_choices(lambda each: each.parameters.decoded_sequences) > 1
+    several = points.of_choices(lambda each: each.parameters.concurrent_sequences) > 1
     parts = (~batched, _of_one_sequence), (batched & ~several, _of_one_after_another), (batched & several, _of_static_batches)
     index = [(np.flatnonzero(mine), of) for mine, of in parts if mine.any()]
-    found = [of(_used(points.at(mine))) for mine, of in index]
+    found = [of(points.at(mine)) for mine, of in index]
     return Prediction.joined(found).at(np.argsort(np.concatenate([mine for mine, _ in index])))
-
-
-def _used(points: PredictionPoints[Parameters]) -> PredictionPoints[Parameters]:
-    """The same points, with only those choices that they use."""
-    used, choice = np.unique(points.choice, return_inverse=True)
-    return replace(points, choices=[points.choices[each] for each in used.tolist()], choice=choice)
 
 
 def _of_one_sequence(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of one sequence, or of one of a batch that is kept full."""
-    prices = [prices_of(*each) for each in points.choices]
-    return _of_moments(points, moments_of_prediction(points, prices), [price for price, _ in prices])
+    return predict_rounds(points, prices_of)
 
 
 def _of_one_after_another(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of several sequences, one at a time."""
-    prices = [prices_of(*each)[0] for each in points.choices]
-    return _of_moments(points, static_batches.one_after_another(points), prices)
-
-
-def _of_moments(points: PredictionPoints[Parameters], of_rounds: Moments, prices: Sequence[RoundPrices]) -> Prediction:
-    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each in prices])[points.choice]
-    units = points.of_choices(lambda each: each.parameters.units)
-    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
-    times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
-    return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
+    return predict_by_decoding(static_batches.one_after_another, points, static_batches.prices_of_each)
 
 
 def _of_static_batches(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of static batches of several sequences."""
-    priced = [each._replace(cost=each.parameters.draft_costs(each.cost)) for each in points.choices]
-    points = replace(points, choices=priced)
     return predict_by_decoding(static_batches.predict_decodings, points, static_batches.prices_of_each)
 
 
@@ -172,40 +151,33 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     after_whole: Any
     mass, after_whole = (each.T for each in starts_of_laws(most, tokens, known))  # (laws, tokens)
     count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
-    width = count + 1
-    attended = place * width + width * (width + 1) / 2
-    target = _totals(parameters.layers, mass, width, attended, place + width)
+    drafts, width = count > 0, count + 1
     held = np.minimum(place, np.inf if parameters.context_budget is None else parameters.context_budget)
     reading = attended_within(place, count, parameters.context_budget)
+    of_round = np.ones(tokens), width, place * width + width * (width + 1) / 2, place + width
+    more = count, reading, drafts, np.where(drafts, place + count, 0)
+    runs, verified, seen, rows, drafted, read, passes, last_rows = (mass @ np.stack([*of_round, *more], axis=1)).T
+    layers, deep = parameters.layers, parameters.draft_layers
+    target = Totals(runs, layers * runs, layers * verified, layers * seen, layers * rows, head_runs=runs, heads=verified)
     if parameters.reads_states:
-        after = np.stack([starts_by_accepted(most, tokens, law) for law in known]) * (count > 0)[:, None]
+        after = np.stack([starts_by_accepted(most, tokens, law) for law in known]) * drafts[:, None]
         accepted = np.arange(most + 1)
         # Accepted tokens that are read again are at the positions before the start of the round; each sees those up to itself.
-        seen = accepted * place[:, None] - accepted * (accepted - 1) / 2
-        again, attended_again, rows_again = after.sum(axis=1) @ accepted, (after * seen).sum(axis=(1, 2)), np.zeros(len(known))
+        before = accepted * place[:, None] - accepted * (accepted - 1) / 2
+        again, attended_again, rows_again = after.sum(axis=1) @ accepted, (after * before).sum(axis=(1, 2)), np.zeros(len(known))
     else:
-        after_full = after_whole * (count > 0)
         # The first pass also reads the token before: its two tokens see one and two positions more than are held before them.
-        before = np.minimum(place - 1, held)
-        again, attended_again = after_full.sum(axis=1), after_full @ (2 * before + 2 - held)
-        rows_again = after_full @ (before + 1 - held)
-    drafted = mass @ count
-    parallel = parameters.drafts_in_one_pass
-    passes = mass @ (count > 0) if parallel else drafted
-    rows = mass @ np.where(count > 0, place + count, 0) if parallel else mass @ reading + rows_again
+        ahead = np.minimum(place - 1, held)
+        again, attended_again, rows_again = (
+            after_whole @ np.stack([drafts, drafts * (2 * ahead + 2 - held), drafts * (ahead + 1 - held)], axis=1)
+        ).T
+    if not parameters.drafts_in_one_pass:
+        passes, last_rows = drafted, read + rows_again
     draft = Totals(
-        passes=passes, layer_runs=passes * parameters.draft_layers, layer_passes=(drafted + again) * parameters.draft_layers,
-        attended=(mass @ reading + attended_again) * parameters.draft_layers, rows_read=rows * parameters.draft_layers,
-        head_runs=passes, heads=drafted,
+        passes=passes, layer_runs=passes * deep, layer_passes=(drafted + again) * deep, attended=(read + attended_again) * deep,
+        rows_read=last_rows * deep, head_runs=passes, heads=drafted,
     )  # fmt: skip
     return Work({"target": target, "draft": draft} if passes.any() else {"target": target})
-
-
-def _totals(layers: int, mass: Any, width: Floats, attended: Floats, read: Floats) -> Totals:
-    """Totals of passes of these widths, weighted by each row of `mass`; logits at all positions."""
-    runs, tokens = mass.sum(axis=1), mass @ width
-    seen, rows = mass @ attended, mass @ read
-    return Totals(runs, layers * runs, layers * tokens, layers * seen, layers * rows, head_runs=runs, heads=tokens)
 
 
 # --- One round: Eq. 1 and its law -----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
-from model.methods.rounds.round_moments import Moments
+from model.methods.rounds.round_moments import Moments, prediction_of
 from model.methods.tree import tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.draft_trees import DraftTree, OptimalTrees
@@ -61,8 +61,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: RankLaw, cost: StepC
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; those of one tree and number of tokens are computed together for all laws and costs."""
-    priced = [each._replace(cost=each.parameters.draft_costs(each.cost)) for each in points.choices]
-    return predict_by_decoding(_predict_decodings, replace(points, choices=priced), _prices_of_each)
+    return predict_by_decoding(_predict_decodings, points, _prices_of_each)
 
 
 def _prices_of_each(parameters: Parameters) -> int:
@@ -83,11 +82,7 @@ def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
         own = np.flatnonzero(classes == count)
         part = points.at(own)
         found[:, own] = tree_rounds.moments_of_pairs(parameters, tokens, part.laws, price, part.law, part.price)
-    alike = (price.time == price.busy).reshape(len(price.time), -1).all(axis=1)
-    plain = parameters.plain_time(tokens, points.cost)[which]
-    units = np.full(which.size, float(parameters.units))
-    time, variance, busy, operations, rounds, drafted = found
-    return Prediction(time, variance, busy, np.where(alike, 1.0, np.nan)[which], units, plain, rounds, drafted, operations)
+    return prediction_of(points, Moments(*found), price)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

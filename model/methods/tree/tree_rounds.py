@@ -116,10 +116,10 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
 
     for count in np.unique(levels).tolist():
         here = np.flatnonzero(levels == count)
-        at, passes = start[here], passes_of(parameters, count)
+        at, passes = start[here[-1:] if cost.uniform else here], passes_of(parameters, count)
         size = passes.drafted + 1
         verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
-        own = np.zeros((*ratio.shape, len(here), 1 + unread))
+        own = np.zeros((*ratio.shape, len(at), 1 + unread))
         if count:
             heads, tree = (count, False) if parallel else (1, several)
             alone = draft(heads, at, heads, tree)

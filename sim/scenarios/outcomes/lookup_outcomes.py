@@ -5,6 +5,7 @@ A rate of acceptance here is accepted over tested tokens of a draft, as for othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +25,7 @@ from sim.scenarios.outcomes.outcome_files import json_of
 from sim.scenarios.outcomes.outcome_records import (
     LawRecord,
     Outcome,
+    VariedOutcomes,
     check_file,
     check_one_source,
     check_provenance,
@@ -79,6 +81,17 @@ class IndependentLookups(LawRecord):
         return Outcome(
             found.law, self.hit_rate, self.source, law(low), law(high), low, high, self.trials, further_values=found.further_values
         )
+
+    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+        """Outcomes at several pairs of rates."""
+        size, length = len(next(iter(rates.values()))), first.law.drafted[0]
+        hits, accepted = (np.broadcast_to(rates.get(name, getattr(self, name)), size).astype(np.float64) for name in self.RATES)
+        laws, further = Lookups.each(hits, accepted, length), {"acceptance_rate": accepted}
+        if self.trials is None:
+            return VariedOutcomes(first, laws, None, None, {"rate": hits}, further)
+        low, high = wilson(hits, self.trials)
+        ends = Lookups.each(low, accepted, length), Lookups.each(high, accepted, length)
+        return VariedOutcomes(first, laws, *ends, {"rate": hits, "rate_low": low, "rate_high": high}, further)
 
 
 @dataclass(frozen=True)

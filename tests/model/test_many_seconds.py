@@ -1,0 +1,179 @@
+"""Costs in seconds that differ in single numbers, as one: equal to each cost alone; and what functions of costs depend on."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.architectures.published_shapes import preset
+from model.costs import watched_costs
+from model.costs.layer_times import UnitCost
+from model.costs.many_costs import OneAfterAnother, VariedCosts, joined, joined_groups
+from model.costs.many_seconds import VariedSeconds, errors_of
+from model.costs.pass_seconds import ContextTable, PassSeconds
+from model.costs.step_costs import ALL_LAYERS, PassShape
+from model.hardware import devices
+from model.hardware.cost_models import WithEngineOverhead
+from model.hardware.interpolation import Estimate
+from model.hardware.roofline import Roofline
+from model.steps import LayerSpan
+from tests.support.tiers import examples
+
+ROLES = {"target": "llama-3.1-8b", "draft": "llama-3.2-1b"}
+MODELS = {role: Roofline.on_device(preset(name), devices.device("h100")) for role, name in ROLES.items()}
+LAYERS = MODELS["target"].shape.layers
+SECONDS = st.sampled_from([0.0, 0.001, 0.25])
+SHAPES = (
+    PassShape(LayerSpan(0, LAYERS), heads=1), PassShape(LayerSpan(0, LAYERS), width=3, heads=3),
+    PassShape(ALL_LAYERS, "draft", heads=1),
+    PassShape(LayerSpan(2, LAYERS), compared=True), PassShape(LayerSpan(1, 3), width=np.array([1, 4]), sequences=2, joins=True),
+    PassShape(LayerSpan(0, LAYERS), width=np.array([[1], [4]]), sequences=np.array([1, 2, 8]), within_step=True),
+    PassShape(ALL_LAYERS, "draft", heads=1, context_budget=40),
+)  # fmt: skip
+
+
+@st.composite
+def varied(draw: st.DrawFn) -> VariedSeconds:
+    size = draw(st.integers(1, 4))
+    batch, others = draw(st.sampled_from([(1, None), (4, 3.5), (4, None)]))
+    served = {role: WithEngineOverhead(model, draw(SECONDS)) for role, model in MODELS.items()}
+    end = draw(st.sampled_from([0.0, 1.0, -1.0]))
+    first = PassSeconds(served, 7, batch, others, middle=3, link=0.001, uncertainty_end=end)
+    names = ("prompt", "link", "promotion", "dispatch", "state_check")
+    chosen = draw(st.lists(st.sampled_from(names), unique=True))
+    numbers: dict[str, Any] = {name: np.array(draw(st.lists(SECONDS, min_size=size, max_size=size))) for name in chosen}
+    if "prompt" in chosen:
+        prompts = st.integers(0, 60) | st.sampled_from([1000, 200_000])
+        numbers["prompt"] = np.array(draw(st.lists(prompts, min_size=size, max_size=size)))
+    roles = draw(st.lists(st.sampled_from([*ROLES]), unique=True))
+    steps = {role: np.array(draw(st.lists(SECONDS, min_size=size, max_size=size))) for role in roles}
+    return VariedSeconds(first, size, numbers, steps)
+
+
+@given(varied(), st.sampled_from(["usual", "passes", "budget", "some"]))
+@settings(deadline=None, max_examples=examples(25, 300))
+def test_costs_as_one_are_those_of_each(costs: VariedSeconds, how: str) -> None:
+    each = [*costs]
+    if how == "passes":
+        costs, each = costs.passes_only(), [one.passes_only() for one in each]
+    elif how == "some":
+        costs, each = costs.at(np.arange(len(costs))[::-2]), each[::-2]
+    cost = joined(costs)
+    if how == "budget":
+        cost, each = cost.within_budgets({"draft": 20}), [one.within_budgets({"draft": 20}) for one in each]
+    for shape in SHAPES:
+        single = not np.ndim(shape.width) and not np.ndim(shape.sequences)
+        for at in (5, np.array([0, 1, 70]) if single else np.array([[[0]], [[70]]])):
+            np.testing.assert_allclose(cost.times(shape, at), [one.times(shape, at) for one in each], rtol=1e-13)
+    np.testing.assert_allclose(cost.plain_time(9), [one.plain_time(9) for one in each], rtol=1e-13)
+    for of in (lambda one: one.operations("draft"), lambda one: one.ratio("draft"), lambda one: one.link):
+        np.testing.assert_allclose(of(cost), [of(one) for one in each], rtol=1e-13)
+    for name in ("promotion", "draft_devices", "state_check", "dispatch"):
+        np.testing.assert_array_equal(getattr(cost, name), [getattr(one, name) for one in each])
+
+
+@given(varied())
+@settings(deadline=None, max_examples=examples(10, 100))
+def test_error_of_plain_decoding_is_that_of_each(costs: VariedSeconds) -> None:
+    at = np.arange(6)
+    found = errors_of(costs, 6)
+    for one, error in zip(costs, found.tolist(), strict=True):
+        errors, times = np.broadcast_to(one.plain_error(at), 6), one.plain_times(at)
+        assert error == pytest.approx(float((errors * times).sum() / times.sum()), rel=1e-12)
+
+
+def test_single_costs_are_the_first_with_their_numbers() -> None:
+    served = {role: WithEngineOverhead(model, 0.5) for role, model in MODELS.items()}
+    costs = VariedSeconds(PassSeconds(served, link=1.0), 2, {"prompt": np.array([3, 4])}, {"draft": np.array([0.0, 0.25])})
+    assert [one.prompt for one in costs] == [3, 4] == [one.prompt for one in costs[:2]]
+    assert [one.hardware_models["draft"].step_s for one in costs] == [0.0, 0.25]  # type: ignore[attr-defined]
+    assert {one.hardware_models["target"].step_s for one in costs} == {0.5}  # type: ignore[attr-defined]
+    assert (costs[-1].prompt, len(costs[1:])) == (4, 1)
+    with pytest.raises(IndexError):
+        costs[2]
+
+
+def test_groups_of_all_kinds_follow_one_another() -> None:
+    served = {role: WithEngineOverhead(model, 0.0) for role, model in MODELS.items()}
+    one = PassSeconds(served, prompt=5, link=0.5)
+    prompts = VariedSeconds(one, 2, {"prompt": np.array([3, 4])})
+    found = joined_groups([[one], prompts, [replace(one, prompt=9)], [one]])
+    assert isinstance(found, OneAfterAnother)
+    expected = [one, *prompts, replace(one, prompt=9), one]
+    for budgets in ({}, {"draft": 4}):
+        alone = [each.within_budgets(budgets) for each in expected]
+        np.testing.assert_allclose(found.within_budgets(budgets).draft_times([0, 9]), [each.draft_times([0, 9]) for each in alone])
+    np.testing.assert_allclose(found.operations("draft"), [each.operations("draft") for each in expected])
+    assert found.link.tolist() == [0.5] * 5  # type: ignore[attr-defined]
+    assert found.has_model("draft")
+    assert not found.has_model("medium")
+
+
+def test_groups_of_unit_costs_follow_one_another() -> None:
+    ratios = VariedCosts(UnitCost(4, final_head=1.0, dispatch=0.5), {"cost_ratio": np.array([0.25, 0.5])})
+    uneven = UnitCost(4, cost_ratio=1.0, layer_times=(1.0, 2.0, 3.0, 4.0), verify_cost=((1, 1.0), (2, 3.0)), dispatch_law="tree")
+    uneven = replace(uneven, dispatch_per_process=2.0)
+    expected = [uneven, *ratios, uneven]
+    found = joined_groups([[uneven], ratios, [uneven]])
+    whole = PassShape(ALL_LAYERS, "draft", heads=1)
+    for shape in (PassShape(LayerSpan(1, 3), width=2), PassShape(LayerSpan(0, 4), heads=1), whole):
+        np.testing.assert_allclose(found.times(shape), [each.times(shape) for each in expected])
+    np.testing.assert_allclose(found.dispatching(3), [each.dispatching(3) for each in expected])
+    assert joined_groups([[], ratios]).draft_times().tolist() == [1.25, 2.5]
+
+
+def test_each_context_is_looked_up_once() -> None:
+    asked: list[float] = []
+
+    def look_up(context: Any) -> Estimate:
+        asked.extend(context.tolist())
+        return Estimate(2 * context, 0 * context + 0.5)
+
+    table = ContextTable()
+    for where in ([[3, 5], [3, 0]], [[5]], [[40, 3]]):
+        found = table.at(np.array(where), look_up)
+        assert (found.seconds.tolist(), np.unique(found.error).tolist()) == ((2.0 * np.array(where)).tolist(), [0.5])
+    assert asked == [0.0, 3.0, 5.0, 40.0]
+
+
+# --- What functions of costs depend on ---
+
+
+def test_what_tests_for_zero_is_evaluated_once_for_all_with_the_same_zeros() -> None:
+    made: list[tuple[float, float]] = []
+
+    def overheads(cost: UnitCost) -> bool:
+        made.append((bool(cost.link), bool(cost.dispatch)))
+        return cost.has_overheads(2)
+
+    numbers = {"link": np.array([0.0, 2.0, 3.0, 0.0]), "dispatch": np.array([1.0, 0.0, 0.0, 0.0])}
+    found = watched_costs.distinct(UnitCost(4), numbers, overheads)
+    assert found is not None
+    assert [found[0][place] for place in found[1].tolist()] == [True, True, True, False]
+    assert len(made) == 4  # with the first values, and for three patterns of zeros
+
+
+@pytest.mark.parametrize("value", [
+    lambda cost: cost.link, lambda cost: (cost.link, 1), lambda cost: {"link": cost.link}, lambda cost: cost.link > 1,
+    lambda cost: cost.link == 2, lambda cost: float(cost.link), lambda cost: 1 + cost.link, lambda cost: -cost.link,
+    lambda cost: np.asarray(cost.link) + 1, lambda cost: np.maximum(cost.link, 1), lambda cost: f"{cost.link:g}",
+    lambda cost: max(cost.link, 1), lambda cost: {cost.link}, lambda cost: replace(cost, final_head=1.0),
+    lambda cost: cost.link.real,
+    lambda cost: round(cost.link), lambda cost: sum([cost.link]),
+])  # fmt: skip
+def test_what_uses_a_number_otherwise_is_evaluated_for_each(value: Any) -> None:
+    assert watched_costs.distinct(UnitCost(4), {"link": np.array([1.0, 2.0])}, value) is None
+    assert watched_costs.tested_alone(UnitCost(4), {"link": 2.0}, value) is None
+
+
+def test_nothing_that_was_computed_from_a_number_is_kept() -> None:
+    cost = UnitCost(4, final_head=1.0)
+    assert cost.target_pass == 5.0
+    assert watched_costs.tested_alone(cost, {"final_head": 1.0}, lambda cost: cost.target_pass) is None
+    served = PassSeconds({"target": WithEngineOverhead(MODELS["target"], 0.0)}, prompt=3)
+    assert served.plain_times([0, 1]).size == 2
+    assert watched_costs.tested_alone(served, {"prompt": True}, lambda cost: cost.plain_times([0, 1])) is None
+    assert watched_costs.tested_alone(served, {"prompt": True}, lambda cost: cost.batch) == 1
