@@ -29,8 +29,6 @@ HIERARCHICAL = ("model/test_hierarchical.py", "sim/test_hierarchical_exact.py")
 ADAPTIVE = ("model/test_adaptive.py", "model/test_draft_length_policies.py")
 ROUNDS = ("model/test_rounds.py", "model/test_speculative_algorithm.py", *ADAPTIVE, ACCOUNT)
 BEAM = ("model/test_beam.py", "model/test_position_costs_beam.py")
-BATCHES = ("sim/test_speculative_batch_theory.py", "model/test_speculative_batches.py")
-ARRAYS = ("model/test_many_costs.py", "model/test_many_seconds.py", "sim/test_axes_as_arrays.py")
 HARDWARE = ("model/test_cost_models.py",)
 TESTS = {
     "model.methods.ppd.theory": PPD,
@@ -45,8 +43,6 @@ TESTS = {
     "model.methods.speculative.theory": (ARGUMENTS, "model/test_speculative_theory.py", ACCOUNT),
     "model.methods.speculative.dependent_acceptance": (ARGUMENTS, "model/test_speculative_laws.py"),
     "model.methods.speculative.batch_break_even": ("model/test_speculative_batches.py",),
-    "model.methods.speculative.static_batches": BATCHES,
-    "model.methods.speculative.rounds_of_batches": BATCHES,
     "model.costs.width_curve": ("model/test_width_curve.py",),
     "model.methods.hierarchical.algorithm": HIERARCHICAL,
     "model.methods.hierarchical.theory": (ARGUMENTS, *HIERARCHICAL, ACCOUNT),
@@ -58,9 +54,7 @@ TESTS = {
     "model.methods.beam.theory": (ARGUMENTS, *BEAM, ACCOUNT),
     "model.methods.bild.theory": (ARGUMENTS, "model/test_bild_theory.py", "model/test_bild_algorithm.py"),
     "model.methods.bild.finite_bild": ("model/test_bild_algorithm.py", "model/test_many_costs.py"),
-    "model.costs.many_costs": ARRAYS,
-    "model.costs.many_seconds": ARRAYS,
-    "model.costs.watched_costs": ARRAYS,
+    "model.costs.many_costs": ("model/test_many_costs.py",),
     "model.methods.bild.algorithm": ("model/test_bild_algorithm.py",),
     "model.methods.bild.threshold_decisions": ("model/test_threshold_decisions.py", "model/test_bild_algorithm.py"),
     "model.architectures.transformer": ("model/test_transformer.py", "model/test_layer_parts.py"),
