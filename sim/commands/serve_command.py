@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -159,9 +160,12 @@ def serve(
     if perfetto is not None:
         from sim.runs import trace as trace_files
 
-        trace_files.check_name(perfetto)
-    if out is not None and not out.name:
-        raise ParameterError(f"--out must be the name of files to write, such as runs/load, got {str(out)!r}")
+        trace_files.check_name(perfetto, trace_files.OF_TRACES)
+        _check_target("--perfetto", perfetto)
+    if out is not None:
+        if not out.name:
+            raise ParameterError(f"--out must be the name of files to write, such as runs/load, got {str(out)!r}")
+        _check_target("--out", _document_path(out))
     progress = _Progress()
     said = Inputs(
         model=model, gpu=gpu, tensor_parallel=tensor_parallel, draft=draft, engine=engine, engine_law=engine_law,
@@ -199,9 +203,33 @@ def _write(document: dict[str, Any], out: Path) -> list[Path]:
     import figures
     from model.base import whole_files
 
+    path = _document_path(out)
+    try:
+        whole_files.write_text(path, strict_json.dumps(document, indent=2) + "\n")
+        return [path, *figures.of_served(document, path.with_suffix(""), ("svg",))]
+    except OSError as error:
+        from model.base.checks import ParameterError
+
+        raise ParameterError(f"--out {path} cannot be written: {error.strerror}; name other files") from None
+
+
+def _document_path(out: Path) -> Path:
+    """File of the document; figures are named after it."""
     base = out.with_suffix("") if out.suffix in (".json", ".svg") else out
-    path = whole_files.write_text(base.with_name(f"{base.name}.json"), strict_json.dumps(document, indent=2) + "\n")
-    return [path, *figures.of_served(document, base, ("svg",))]
+    return base.with_name(f"{base.name}.json")
+
+
+def _check_target(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is simulated."""
+    from model.base.checks import ParameterError
+
+    if path.is_dir():
+        raise ParameterError(f"{option} must be the name of a file, got {str(path)!r}, which is a folder; take another name")
+    folder = next(each for each in path.absolute().parents if os.path.lexists(each))
+    if not folder.is_dir():
+        raise ParameterError(f"{option} must be in a folder, got {str(path)!r}, and {folder.name} is a file; take another name")
+    if not os.access(folder, os.W_OK):
+        raise ParameterError(f"{option} must be in a folder that can be written, got {str(path)!r}; take another folder")
 
 
 def run_scenario(

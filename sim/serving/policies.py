@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ MOST = 8
 
 
 Make = Callable[["Surroundings"], DraftPolicy]
+_Policy = TypeVar("_Policy", bound=DraftPolicy)
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,12 @@ def named(text: str, known: int | None = None) -> PolicyName:
         return PolicyName(text, length, lambda *_: draft_policies.Static(length), concurrent=True)
     elif kind == "vllm":
         ranges: Any = _json(rest, text)
-        policy = draft_policies.BatchSchedule(ranges)
+        policy = _made(text, lambda: draft_policies.BatchSchedule(ranges))
         found = PolicyName(text, policy.longest, lambda *_: draft_policies.BatchSchedule(ranges))
     elif kind == "sglang":
         slots = _slots(rest, text)
-        found = PolicyName(text, draft_policies.Adaptive(slots).longest, lambda *_: draft_policies.Adaptive(slots))
+        longest = _made(text, lambda: draft_policies.Adaptive(slots)).longest
+        found = PolicyName(text, longest, lambda *_: draft_policies.Adaptive(slots))
     else:
         longest = _whole(rest, text) if rest else min(MOST, MOST if known is None else known)
         found = PolicyName(text, longest, _CHOOSING[kind](longest))
@@ -156,6 +158,14 @@ _CHOOSING: dict[str, Callable[[int], Make]] = {
     ),
     "oracle": lambda longest: lambda of: draft_policies.Oracle(longest, of.prices, of.draft_passes),
 }
+
+
+def _made(policy: str, make: Callable[[], _Policy]) -> _Policy:
+    """Make a policy; its errors get its name, as several may be given."""
+    try:
+        return make()
+    except ParameterError as error:
+        raise ParameterError(f"policy {checks.shown(policy)}: {error}") from None
 
 
 def _whole(text: str, policy: str) -> int:

@@ -29,7 +29,7 @@ from model.serving import decodings, fast_server
 from model.serving.arrivals import drafter_of
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Drafter
-from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
+from model.serving.loads import LEAST_SPEED, MOST_SPEED, DrawnLoad, Load, RequestLengths, TracedLoad
 from model.serving.records import measures, request_batches
 from model.serving.records.recorder import Recorder, TimeSeries
 from model.serving.request_outcomes import RequestOutcomes
@@ -439,8 +439,18 @@ class StudyPlan:
         """Refuse loads with a request that could never be served."""
         for load, replication in itertools.product(self.loads, range(1 + self.inputs.replications)):
             requests = _load(self.inputs, load, self.count(load), self.lengths, self.trace, replication)
-            for each in self.policies:
-                self.settings_of(each).check_request(*requests.longest, each.longest)
+            for each in sorted(self.policies, key=lambda policy: -policy.longest):  # which need the most
+                try:
+                    self.settings_of(each).check_request(*requests.longest, each.longest)
+                except ParameterError as error:
+                    raise ParameterError(f"{error}{self._where_longest()}") from None
+
+    def _where_longest(self) -> str:
+        """The place of the longest request in the trace, in words; nothing without a trace."""
+        if self.trace is None:
+            return ""
+        lengths = self.trace.requests.prompts + self.trace.requests.outputs
+        return f" (request {int(lengths.argmax()) + 1} of {self.trace.name})"
 
     def settings_of(self, policy: PolicyName) -> ServerSettings:
         """Settings of the scheduler: a draft that runs ahead of the verification needs cache for all that it drafts meanwhile."""
@@ -729,9 +739,9 @@ def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]
         for number in inputs.concurrencies:
             checks.whole("concurrency", number, 1, 65_536)
         return [LoadPoint(None, number) for number in dict.fromkeys(inputs.concurrencies)]
+    for rate in inputs.rates:
+        checks.number("rate", rate, 1e-6, 1e6)
     if trace is None:
-        for rate in inputs.rates:
-            checks.number("rate", rate, 1e-6, 1e6)
         return [LoadPoint(rate, None) for rate in dict.fromkeys(inputs.rates)]
     arrivals = trace.requests.arrivals
     if np.isnan(arrivals).any():
@@ -746,6 +756,12 @@ def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]
         return [LoadPoint(own, None)]
     if not own > 0:
         raise ParameterError(f"{trace.name} must have arrivals at more than one time, to be played at another rate")
+    for rate in inputs.rates:
+        if not LEAST_SPEED <= rate / own <= MOST_SPEED:
+            raise ParameterError(
+                f"rate must be between {LEAST_SPEED * own:.3g} and {MOST_SPEED * own:.3g} requests per second with {trace.name},"
+                f" whose own is {own:.3g}, got {rate:g}"
+            )
     return [LoadPoint(rate, None) for rate in dict.fromkeys(inputs.rates)]
 
 
@@ -870,6 +886,13 @@ def _remarks(of: Situation, points: Sequence[ServedPoint], replicas: int) -> Ite
     if any(not each.stable for each in points):
         yield "where the queue grows, times are those of this number of requests, and longer with more of them"
     if of.law.cells is not None:
+        longest = float(of.law.cells.draft_length.max())
+        beyond = [each.policy for each in points if each.figures["mean_draft_length"] > longest]
+        if longest and beyond:
+            yield (
+                f"{', '.join(dict.fromkeys(beyond))}: drafts are longer than the {longest:g} tokens of the law's cells: times and"
+                " acceptance are extrapolated there"
+            )
         last = float(of.law.cells.sequences.max())
         if max(each.figures["mean_running"] for each in points) / replicas > last:
             yield f"more sequences run than the {last:g} of the law's cells: its times are extrapolated there"

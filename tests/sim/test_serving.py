@@ -183,7 +183,7 @@ def test_a_preemption_is_a_gap() -> None:
 def test_requests_that_could_never_be_served_are_refused() -> None:
     load = trace([0.0], [100], [10])
     few = ServerSettings(num_blocks=6, block_size=16)
-    with pytest.raises(ParameterError, match="needs 8 blocks of 16 positions, and the cache has 6"):
+    with pytest.raises(ParameterError, match=r"num_blocks must be at least 8 of 16 positions, .* got 6"):
         served(load, server(load, Static(LONGEST), PRICES, Recorded([[0] * 10]), few))
     whole = ServerSettings(enable_chunked_prefill=False, max_num_batched_tokens=64)
     with pytest.raises(ParameterError, match="max_num_batched_tokens must be at least 110"):

@@ -468,7 +468,8 @@ def test_axes_of_lists_and_of_ranges(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"load": {"concurrency": [], "rate": [1.0], "burstiness": -3.0}}, "burstiness must be"),
-     ({"server": {"num_blocks": 2}}, "and the cache has 2"), ({"scenario": {"name": "../evil"}}, "name must be 1 to 64 letters"),
+     ({"server": {"num_blocks": 2}}, "num_blocks must be at least"),
+     ({"scenario": {"name": "../evil"}}, "name must be 1 to 64 letters"),
      ({"scenario": {"name": "x" * 300}}, "name must be 1 to 64 letters"), ({"scenario": {"name": ""}}, "name must be 1 to 64")],
 )  # fmt: skip
 def test_what_a_run_would_refuse_is_refused_by_lint(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
