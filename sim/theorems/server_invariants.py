@@ -384,6 +384,7 @@ def _same(one: ObservedRun, other: ObservedRun) -> None:
     for name in ("arrival", "admitted", "first", "end"):
         equal(f"times of {name}", getattr(other, name).tolist(), getattr(one, name).tolist())
     equal("steps", other.steps, one.steps)
+    equal("servers of steps", other.places, one.places)
     equal("totals", other.totals, one.totals)
 
 
