@@ -234,7 +234,7 @@ def _check_target(option: str, path: Path) -> None:
 
 def run_scenario(
     source: Any, overrides: Mapping[str, Any], out: Path | None, jobs: int | str | None, scheduler: str | None, *, resume: bool,
-    dry_run: bool, as_json: bool, draw: bool, progress: Callable[[int, int], None] | None,
+    dry_run: bool, as_json: bool, draw: bool, progress: Callable[[float, int, str], None] | None,
 ) -> None:  # fmt: skip
     """`sim run` of a scenario with [load]: write its tables, and print a study for each combination of its axes."""
     from sim.serving import load_scenario, serving_run, study, study_text

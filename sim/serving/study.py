@@ -456,6 +456,10 @@ class StudyPlan:
         """Settings of the scheduler: a draft that runs ahead of the verification needs cache for all that it drafts meanwhile."""
         return replace(self.settings, lookahead=1) if policy.concurrent else self.settings
 
+    def requests(self, of: RunOf) -> int:
+        """Requests of a run."""
+        return self.count(self.loads[of.load]) if self.trace is None else int(self.trace.requests.arrivals.size)
+
     def named(self, of: RunOf) -> str:
         """Load and policy of a run, as printed text."""
         return f"{self.loads[of.load].text}, {self.policies[of.policy].text}"

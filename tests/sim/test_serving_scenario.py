@@ -89,7 +89,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     whole = serving_run.run(tables(), out=tmp_path / "whole", jobs=1)
     count, right = 0, study.StudyPlan.run
 
-    def stopped(plan: study.StudyPlan, of: study.RunOf) -> study.ServedRun:
+    def stopped(plan: study.StudyPlan, of: study.RunOf, *_: Any) -> study.ServedRun:
         nonlocal count
         count += 1
         if count == 6:
@@ -358,6 +358,26 @@ def test_progress_says_requests_and_simulated_time() -> None:
     said: list[str] = []
     study.serve(load_scenario.inputs_of(tables(load={"requests": 250}, scenario={"replications": 0})), said.append)
     assert any(re.fullmatch(r"2 clients, off \(run 1 of 4\): \d+ of 250 requests, [\d,]+ s simulated", each) for each in said)
+
+
+def test_progress_of_a_run_counts_requests_and_simulated_time(tmp_path: Path) -> None:
+    """Runs in this process tell their part while they are at work; runs that are resumed count from the beginning."""
+    said: list[tuple[float, int, str]] = []
+    given = tables(load={"requests": 250}, scenario={"replications": 0})
+    serving_run.run(given, out=tmp_path / "run", jobs=1, progress=lambda *of: said.append(of))
+    done, total, about = zip(*said, strict=True)
+    assert list(done) == sorted(done)
+    assert {*total} == {4}
+    assert any(0 < each < 1 for each in done)
+    assert (done[-1], about[-1].split(" requests")[0]) == (4, "1,000 of 1,000")
+    assert re.fullmatch(r"[\d,]+ of 1,000 requests, [\d,]+ s simulated", about[0])
+    seconds = [int(re.findall(r"([\d,]+) s", each)[0].replace(",", "")) for each in about]
+    assert seconds == sorted(seconds)
+    again: list[tuple[float, int, str]] = []
+    next((tmp_path / "run" / "shards").glob("000003-*")).unlink()
+    serving_run.run(given, out=tmp_path / "run", jobs=1, resume=True, progress=lambda *of: again.append(of))
+    assert again[-1] == said[-1]
+    assert again[0][0] > 3
 
 
 METHODS = [
