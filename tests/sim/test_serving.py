@@ -206,6 +206,28 @@ def test_each_draft_pass_costs_the_sequences_that_draft_in_it() -> None:
     assert one.begin() == 1 + 6 * 0.0625 + 0.25 * (2 + 1 + 1)
 
 
+@pytest.mark.parametrize("generators", [False, True])
+def test_policies_are_told_the_accepted_tokens_of_each_sequence(generators: bool) -> None:
+    """Two of three drafted tokens are accepted in each round: 3 tokens of 9, then 3, then 3; of 5 tokens 3, then the 2 left."""
+    told: list[tuple[list[int], list[int], list[int]]] = []
+
+    class Noting(Static):
+        BLIND = False
+
+        def learn(self, rows: Any, drafted: Any, accepted: Any) -> None:
+            told.append((rows.tolist(), drafted.tolist(), accepted.tolist()))
+
+        def forget(self, row: int) -> None:
+            told.append(([row], [], []))
+
+    load = trace([0.0, 0.0], [1, 1], [9, 5])
+    one = server(load, Noting(LONGEST), PRICES, Recorded([[2] * 9] * 2), ServerSettings(), generators=generators)
+    served(load, one)
+    assert told[:2] == [([0], [], []), ([1], [], [])]
+    assert [(rows, accepted) for rows, _, accepted in told[2:]] == [([0, 1], [2, 2]), ([0, 1], [2, 1]), ([0], [2])]
+    assert all(each <= LONGEST for _, drafted, _ in told for each in drafted)
+
+
 # --- Outcomes and arrivals ---
 
 
