@@ -178,6 +178,8 @@ class ServedPoint:
     series: TimeSeries
     within_slo: float | None
     speeds: tuple[float, ...] = ()
+    within_spread: tuple[float, float] = (math.nan, math.nan)
+    """80 % interval of `within_slo`."""
 
     def faster_than(self, other: ServedPoint) -> tuple[float, float, float]:
         """Ratio of the speeds with its 80 % interval, from the runs of both in pairs; nan where there are too few [-]."""
@@ -205,7 +207,7 @@ class ServedPoint:
             "kv_utilization": None if num_blocks is None else blocks / num_blocks, "preemptions": int(self.figures["preemptions"]),
             "mean_draft_length": self.figures["mean_draft_length"], "tokens_per_step": self.figures["tokens_per_step"],
             "stable": self.stable, "exact": not self.policy.startswith(served_methods.LOSSY),
-            "requests_per_s_within_slo": self.within_slo,
+            **dict(zip((f"requests_per_s_within_slo{end}" for end in _ENDS), (self.within_slo, *self.within_spread), strict=True)),
         }  # fmt: skip
 
 
@@ -473,7 +475,7 @@ class StudyPlan:
             return Recorder(load) if few else request_batches.SummaryRecorder(load, inputs.slo_ttft_ms, inputs.slo_tpot_ms)
 
         recorder = self.recorded(of, recorder_of, progress)
-        asked = not drawn and (inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None)
+        asked = inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None
         within = measures.within(recorder, inputs.slo_ttft_ms, inputs.slo_tpot_ms) if asked else None
         figures, series = measures.measured(recorder, inputs.replicas), None if drawn else recorder.series
         return ServedRun(figures, measures.stable(recorder), within, series)
@@ -559,6 +561,7 @@ class StudyPlan:
             points.append(ServedPoint(
                 self.loads[load], self.policies[policy].text, first.figures, spread, first.stable, first.series or TimeSeries(),
                 first.within_slo, tuple(_speed(self.loads[load], each.figures) for each in (first, *others)),
+                interval_from_zero(first.within_slo, [each.within_slo for each in others]),
             ))  # fmt: skip
         unused = "context" if self.schedules.longest else ("context", "acceptance")
         rests = [each for each in self.situation.rests_on if not each.input.startswith(unused)]
@@ -867,6 +870,19 @@ def interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:
     reach = float(special.stdtrit(logs.size - 1, (1 + SHARE) / 2) * logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size))
     low, high = math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
     return min(low, value), max(high, value)
+
+
+def interval_from_zero(value: float | None, drawn: Sequence[float | None]) -> tuple[float, float]:
+    """Interval (80 %) of a figure that may be 0 from replications that draw all inputs, as `interval` without the logarithm.
+
+    >>> [round(each, 3) for each in interval_from_zero(1.0, [0.0, 1.0])], interval_from_zero(None, [None, None])
+    ([0.0, 3.165], (nan, nan))
+    """
+    found = np.array([each for each in drawn if each is not None])
+    if value is None or found.size < 2:
+        return math.nan, math.nan
+    reach = float(special.stdtrit(found.size - 1, (1 + SHARE) / 2) * found.std(ddof=1) * math.sqrt(1 + 1 / found.size))
+    return min(max(float(found.mean()) - reach, 0.0), value), max(float(found.mean()) + reach, value)
 
 
 def _evidence(

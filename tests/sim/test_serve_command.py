@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -426,7 +427,17 @@ def test_requests_beyond_the_context_are_refused_before_any_runs(tmp_path: Path)
 def test_objectives_are_printed() -> None:
     code, out, _ = called(*LAW, *QUICK, "--rate", "5", "--policy", "off", "--slo-ttft", "1s")
     assert code == 0
-    assert "requests within the objectives at 5/s: off " in out
+    pattern = r"requests within the objectives at 5/s: off ([\d.]+)/s \(80 % interval ([\d.]+) to ([\d.]+)\)"
+    kept = re.search(pattern, " ".join(out.split()))
+    assert kept is not None
+    value, low, high = map(float, kept.groups())
+    assert 0 <= low <= value <= high
+    row = document(*LAW, *QUICK, "--rate", "5", "--policy", "off", "--slo-ttft", "1s")["table"][0]
+    name = "requests_per_s_within_slo"
+    assert [row[f"{name}{end}"] for end in ("", "_low", "_high")] == pytest.approx([value, low, high], rel=0.01)
+    # Where all requests are within, these are all requests.
+    assert row[name] == row["requests_per_s"]
+    assert document(*LAW, *QUICK, "--rate", "5", "--policy", "off")["table"][0][f"{name}_low"] is None
 
 
 def test_other_speeds_of_a_trace_are_limited_by_name(tmp_path: Path) -> None:
