@@ -773,11 +773,15 @@ def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]
 
 
 def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerSettings:
-    """Settings of the scheduler, with the blocks that the memory holds."""
+    """Settings of the scheduler, with the blocks that the memory holds beside the weights and the draft, if a policy uses it."""
     blocks, draft_share = inputs.num_blocks, 0.0
+    draft = of.draft
+    if draft is None and of.name is not None and any(map(policies.uses_draft, inputs.policies)):  # a law may name its draft
+        head = engine_settings.draft_of(of.law.facts.get("draft", ""))
+        draft = None if head is None else memory_limit.of_target(head, of.name)
     if of.shape is not None and of.gpu is not None:
         device = devices.device(of.gpu)
-        drafting = None if inputs.placement.separate else memory_limit.draft_shape(of.draft, of.said.dtype)
+        drafting = None if inputs.placement.separate else memory_limit.draft_shape(draft, of.said.dtype)
         alone, room = (
             memory_limit.memory_of(of.shape, device, context=LONG, sequences=1, tensor_parallel=of.tensor_parallel, draft=each)
             for each in (None, drafting)

@@ -468,6 +468,18 @@ def test_files_that_cannot_be_written_are_refused_before_anything_runs(
         assert said in error
 
 
+def test_the_draft_that_a_law_is_of_takes_memory() -> None:
+    """As the draft does that is named; plain decoding alone loads none."""
+    words = (*LAW, "--concurrency", "1", "--requests", "20", "--replications", "0", "--policy")
+    named, own, off, ngram = (
+        document(*words, *more)["settings"]["num_blocks"] for more in (
+            ("static:2", "--draft", "eagle3"), ("static:2",), ("off",),
+            ('ngram:{"draft_length":2,"hit_rate":0.4,"acceptance":0.6}',),
+        )
+    )  # fmt: skip
+    assert named == own < off == ngram
+
+
 def test_drafts_beyond_the_cells_of_the_law_are_noted() -> None:
     words = ("--concurrency", "2", "--requests", "20", "--replications", "0", "--policy", "static:6", "--policy", "static:7")
     notes = " ".join(document("--engine-law", "sglang-qwen3-235b-a22b", *words)["notes"])  # which has drafts of 1 to 6 tokens
