@@ -343,6 +343,17 @@ def test_where_requests_do_not_slow_each_other_their_number_has_a_poisson_law(lo
     assert found.e2e_s == pytest.approx(alone, rel=1e-9)
 
 
+@given(share=st.floats(0.05, 0.98), most=st.integers(1, 40))
+def test_where_others_wait_the_running_are_those_of_littles_law(share: float, most: int) -> None:
+    """M/G/m: of `most` places, that each take a request for the same time, the share of the offered load is occupied."""
+    form = ClosedForm(LinearPrices(step=1.0, token=0.0), 1.0, 0, 0, Workload(1, 11))
+    alone = form.at_concurrency(1).e2e_s
+    found = form.under_arrivals(share * most / alone, most)
+    assert found is not None
+    assert found.running == pytest.approx(share * most, rel=1e-9)
+    assert found.e2e_s == pytest.approx(alone, rel=1e-9)
+
+
 @given(share=st.floats(0.05, 0.9))
 def test_where_they_share_the_server_their_number_has_a_geometric_law(share: float) -> None:
     form = ClosedForm(LinearPrices(step=0.0, token=1.0), 1.0, 0, 0, Workload(1, 11))  # M/G/1 processor sharing
