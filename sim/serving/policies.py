@@ -35,6 +35,8 @@ KINDS = {
     **{kind: f"{text}" for kind, text in served_methods.EXAMPLES.items()},
 }  # fmt: skip
 _DIGITS = re.compile("[0-9]{1,9}")
+OF_ANY_CHAIN = ("vllm", "sglang", "goodput", "oracle")
+"""Policies of any chain, also of one that the draft of the server does not draft."""
 OWN = "schedule"
 """The policy that follows the schedule in closed form."""
 CONCURRENT = "pearl"
@@ -106,7 +108,7 @@ def named(text: str, known: int | None = None) -> PolicyName:
     kind, colon, rest = text.partition(":")
     if kind in served_methods.KINDS:
         settings = served_methods.settings_of(kind, rest, text)
-        return PolicyName(text, settings.longest, lambda *_: draft_policies.Static(settings.longest), settings)
+        return PolicyName(text, settings.longest, _of_method(kind, settings), settings)
     alone, needing = kind in ("off", OWN), kind in ("static", "vllm", CONCURRENT)
     if kind not in KINDS or (alone and colon) or (needing and not rest) or (colon and not rest):
         raise ParameterError(f"policy must be {'; '.join(KINDS.values())}; got {checks.shown(text)}{_about(kind)}")
@@ -136,6 +138,25 @@ def named(text: str, known: int | None = None) -> PolicyName:
             f"policy {text} drafts up to {found.longest} tokens, and acceptance is known up to {known}; draft fewer"
         )
     return found
+
+
+def _of_method(kind: str, settings: MethodSettings) -> Make:
+    """Draft lengths of a method: those of the policy among its settings, or always the longest."""
+    text = getattr(settings, "policy", None)
+    if text is None:
+        return lambda *_: draft_policies.Static(settings.longest)
+    if not isinstance(text, str) or text.partition(":")[0] not in OF_ANY_CHAIN:
+        known = "; ".join(KINDS[each] for each in OF_ANY_CHAIN)
+        raise ParameterError(f"{kind}.policy must be {known}; got {checks.shown(text)}")
+    if text in _CHOOSING:
+        text = f"{text}:{settings.longest}"
+    found = named(text)
+    if found.longest > settings.longest:
+        raise ParameterError(
+            f"{kind}.policy must draft at most draft_length={settings.longest} tokens, got {checks.shown(text)}, which drafts up to"
+            f" {found.longest}; raise draft_length, or draft fewer"
+        )
+    return found.make
 
 
 def _about(kind: str) -> str:

@@ -35,7 +35,7 @@ from model.serving.records.recorder import Recorder, TimeSeries
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
 from model.serving.server import Server
-from model.serving.step_prices import LawPrices
+from model.serving.step_prices import LawPrices, OwnLayerPrices
 from sim.advice import engine_settings
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
@@ -855,7 +855,8 @@ def servers_of(
         replication=replication,
     )  # fmt: skip
     passes = passes if policy.longest else decodings.NONE
-    around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates, ranges)
+    drafting = OwnLayerPrices(prices, passes.run / passes.depth, passes.context_budget) if passes.run else prices
+    around = policies.Surroundings(drafting, passes, settings.max_num_seqs, rates, ranges)
     return [
         Server(settings, policy.make(around), prices, served.decodings(outcomes, settings.max_num_seqs, passes), load.request)
         for _ in range(replicas)

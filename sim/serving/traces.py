@@ -110,7 +110,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if twice is not None:
             raise ParameterError(f"{path.name} must have each column once, got {checks.shown(twice)} twice; rename one")
         for row in reader:
-            surplus = row.pop(None, ())  # type: ignore[call-overload]
+            surplus: Any = row.pop(None, ())
             if any(surplus):
                 raise ParameterError(
                     f"{path.name}, row {reader.line_num}: it must have at most {len(names)} values, one for each column, got"

@@ -412,6 +412,36 @@ def test_methods_are_served_side_by_side() -> None:
     assert "ngram:4,[0.2,0.6],0.6: ngram:" in text
 
 
+CHAINS = (
+    'ngram:{"draft_length":6,"hit_rate":0.6,"acceptance":0.4',
+    'self-speculative:{"exit_layer":4,"draft_length":6,"acceptance":0.6',
+)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_policies_choose_the_draft_lengths_of_any_chain(chain: str) -> None:
+    """A schedule of one length is that length, one of none is plain decoding, and a choice is between."""
+    chosen = ("vllm:[[1,512,6]]", "vllm:[[1,512,0]]", "goodput", "oracle")
+    names = ["off", chain + "}", *(f'{chain},"policy":"{each}"}}' for each in chosen)]
+    load = {"concurrency": [128], "requests": 256, "prompt": 64.0, "output": 48.0, "output_cv": 0.5}
+    given = tables(server={"policies": names}, load=load, scenario={"replications": 0}, **LLAMA)
+    found = study.serve(load_scenario.inputs_of(given))
+    off, fixed, same, none, goodput, oracle = (each.figures for each in found.points)
+    assert same == fixed
+    assert none == off
+    assert fixed["mean_draft_length"] > goodput["mean_draft_length"] > 0
+    assert goodput["output_tokens_per_s"] > off["output_tokens_per_s"]
+    assert oracle["output_tokens_per_s"] >= goodput["output_tokens_per_s"]
+
+
+def test_a_policy_prices_draft_passes_by_the_layers_that_they_run() -> None:
+    """Where draft passes run nearly all layers, drafting does not pay, however cheap the draft of the server is."""
+    whole = 'self-speculative:{"exit_layer":31,"draft_length":4,"acceptance":0.9,"reuse":false,"policy":"goodput"}'
+    given = tables(server={"policies": [whole]}, load={"concurrency": [4]}, scenario={"replications": 0}, **LLAMA)
+    (point,) = study.serve(load_scenario.inputs_of(given)).points
+    assert point.figures["mean_draft_length"] == 0
+
+
 def test_all_layers_are_plain_decoding() -> None:
     whole = with_methods("off", 'early-exit:{"exit_layer":32}', 'skipdecode:{"min_layers":32}')
     off, early, skipping = whole.at(whole.loads[1])
@@ -437,7 +467,18 @@ def test_a_round_of_self_speculation_takes_its_layers_once() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [("early-exit", "must have its settings as JSON"), ("early-exit:{}", "early-exit.exit_layer is required"),
+    [("early-exit", "must have its settings as JSON"),
+     ('ngram:{"draft_length":4,"hit_rate":0.4,"acceptance":0.6,"policy":"static:3"}',
+      "ngram.policy must be vllm:"),
+     ('ngram:{"draft_length":4,"hit_rate":0.4,"acceptance":0.6,"policy":"goodput:5"}',
+      "at most draft_length=4 tokens, got 'goodput:5'"),
+     ('ngram:{"draft_length":4,"hit_rate":0.4,"acceptance":0.6,"policy":"vllm:[[2,3,1]]"}',
+      "range 1 of a schedule must begin at 1"),
+     ('ngram:{"draft_length":4,"hit_rate":0.4,"acceptance":0.6,"policy":7}',
+      "ngram.policy must be vllm:"),
+     ('skipdecode:{"min_layers":16,"longest_output":"x"}', "longest_output must be a whole number, got 'x'"),
+     ('early-exit:{"exit_layer":8,"layers":0}', "early-exit.layers must be at least 1, got 0"),
+     ("early-exit:{}", "early-exit.exit_layer is required"),
      ('early-exit:{"exit_layer":40}', "exit_layer must be between 1 and layers=32, got 40"),
      ('ngram:{"draft_length":4,"hit_rate":[0.1,0.2,0.3],"acceptance":0.6}', "hit_rate must be a number, or two"),
      ('ngram:{"draft_length":4,"hit_rate":0.1}', "ngram.acceptance is required and has no default"),
