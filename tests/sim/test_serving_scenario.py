@@ -295,6 +295,7 @@ def test_a_trace_has_each_step_and_request(tmp_path: Path) -> None:
     steps = [each for each in events if each["ph"] == "X"]
     assert len(steps) == log.totals.steps
     assert sum(each["args"]["emitted"] for each in steps) == 40 * 24
+    assert sum(each["dur"] for each in steps) / 1e6 == pytest.approx(log.totals.busy, abs=1e-9 * len(steps))
     for track in (1, 2):  # replicas: their steps do not overlap
         own = sorted((each["ts"], each["dur"]) for each in steps if each["tid"] == track)
         assert own
