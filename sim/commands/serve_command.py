@@ -185,7 +185,12 @@ def serve(
     )  # fmt: skip
     if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_acceptance, inputs.policies)):
         inputs = replace(inputs, policies=(*inputs.policies, policies.OWN))  # what it gains is printed with it
-    found = study.serve(inputs, progress, by_context=out is not None)
+    try:
+        found = study.serve(inputs, progress, by_context=out is not None)
+    except KeyboardInterrupt:
+        kept = "`sim run` of a scenario with [load] keeps finished runs, and resumes them"
+        print(f"interrupted; nothing was written: {kept}", file=sys.stderr)
+        raise typer.Exit(130) from None
     document: dict[str, Any] = found.document() | {"command": ["sim", "serve", *sys.argv[2:]], "versions": versions()}
     written = [] if out is None else _write(document, out)
     if perfetto is not None:

@@ -480,6 +480,16 @@ def test_the_draft_that_a_law_is_of_takes_memory() -> None:
     assert named == own < off == ngram
 
 
+def test_an_interrupted_study_says_what_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study.StudyPlan, "run", stopped)
+    code, out, error = called(*LAW, "--rate", "1")
+    assert (code, out, error.count("\n")) == (130, "", 1)
+    assert error.startswith("interrupted; nothing was written: `sim run` of a scenario with [load] keeps")
+
+
 def test_drafts_beyond_the_cells_of_the_law_are_noted() -> None:
     words = ("--concurrency", "2", "--requests", "20", "--replications", "0", "--policy", "static:6", "--policy", "static:7")
     notes = " ".join(document("--engine-law", "sglang-qwen3-235b-a22b", *words)["notes"])  # which has drafts of 1 to 6 tokens
