@@ -37,6 +37,8 @@ KINDS = {
 _DIGITS = re.compile("[0-9]{1,9}")
 OF_ANY_CHAIN = ("vllm", "sglang", "goodput", "oracle")
 """Policies of any chain, also of one that the draft of the server does not draft."""
+OF_ENGINES = ("off", "static", "vllm", "sglang")
+"""Policies that engines have, over which a printed schedule gains."""
 OWN = "schedule"
 """The policy that follows the schedule in closed form."""
 CONCURRENT = "pearl"

@@ -367,7 +367,7 @@ class Study:
         """What the schedule gains where it was simulated, in words."""
         for load in self.loads:
             own = next((each for each in self.at(load) if each.policy == policies.OWN), None)
-            others = [each for each in self.at(load) if each.policy == "off" or each.policy.startswith("static")]
+            others = [each for each in self.at(load) if each.policy.partition(":")[0] in policies.OF_ENGINES]
             if own is not None and others:
                 gains = ", ".join(f"{_ratio(own.faster_than(each))} of {each.policy}" for each in others)
                 what = "tokens per second" if load.rate is None else "speed of a request"

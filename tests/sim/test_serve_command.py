@@ -180,6 +180,10 @@ def test_the_schedule_is_printed_as_lines_of_an_engine() -> None:
     assert (code, error) == (0, "")
     assert "vllm serve" in out
     assert "num_speculative_tokens" in out
+    words = ("--concurrency", "2", "--policy", "off", "--policy", "sglang", "--policy", "oracle", "--settings", "vllm")
+    _, out, _ = called(*LAW, *QUICK, *words)
+    assert re.search(r"tokens per second of this schedule: \d\S*x \(80 % .*\) of off, \d\S*x \(80 % .*\) of sglang\n", out)
+    assert "oracle" not in out
 
 
 def test_the_screen_names_the_best_and_what_it_rests_on() -> None:

@@ -334,6 +334,20 @@ def test_the_schedule_is_a_policy() -> None:
     assert max(each.draft_length for each in own.ranges) > 0
 
 
+def test_a_switch_of_the_schedule_wins_more_than_a_tie() -> None:
+    """Hysteresis over running sequences: a length is kept where others are faster by less than 2 %, and only there."""
+    found = study.plan(load_scenario.inputs_of(tables(server={"max_num_seqs": 256})))
+    forms, last, kept = found.schedules._forms(found.workload), None, 0
+    for row in found.rows:
+        speeds = [form.at_concurrency(row.running).output_tokens_per_s for form in forms]
+        if last is not None:
+            gain = max(speeds) / speeds[last] - 1
+            assert (row.draft_length != last) == (gain >= 0.02), row
+            kept += 0 < gain < 0.02
+        last = row.draft_length
+    assert kept
+
+
 def test_more_requests_are_sent_where_more_run() -> None:
     def count(rate: float, **more: Any) -> int:
         load = {"concurrency": [], "rate": [rate], "prompt": 64.0, "output": 24.0, "requests": None}
