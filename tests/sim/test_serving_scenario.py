@@ -271,6 +271,20 @@ def test_a_run_is_drawn_and_reported(tmp_path: Path) -> None:
     assert "is not finished; resume it" in done.stderr
 
 
+def test_reports_show_goodput_under_objectives_and_no_unknown_device(tmp_path: Path) -> None:
+    words = ["--concurrency", "2", "--requests", "40", "--replications", "2", "--slo-tpot", "1s", "--policy", "off"]
+    done = CliRunner().invoke(app, ["serve", "--engine-law", LAW, *words, "-o", str(tmp_path / "load")])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads((tmp_path / "load.json").read_text())["table"]
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "load.json"), "-o", str(tmp_path / "r.md")]).exit_code == 0
+    page = (tmp_path / "r.md").read_text()
+    assert page.startswith("# Under load: qwen3-235b-a22b\n")  # the law does not name its device
+    ends = [row[f"requests_per_s_within_slo{end}"] for end in ("", "_low", "_high")]
+    assert f"| {ends[0]:.4g} | {ends[1]:,.4g} to {ends[2]:,.4g} |" in page
+    assert "within objectives" in page
+    assert "Warning: the queue grows." not in page
+
+
 def test_a_study_is_written_with_its_figures_and_reported(tmp_path: Path) -> None:
     words = ["serve", "--engine-law", LAW, "--concurrency", "2,4", "--requests", "30", "--output", "16", "--replications", "1"]
     done = CliRunner().invoke(app, [*words, "--policy", "off", "--policy", "schedule", "-o", str(tmp_path / "load"),
