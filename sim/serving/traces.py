@@ -91,6 +91,10 @@ def read(path: str | Path, *, limit: int | None = None) -> Trace:
         arrivals.append(math.nan if time is None or first is None else time - first)
         prompts.append(found.prompt)
         outputs.append(found.output)
+    if not arrivals and dropped:
+        raise ParameterError(
+            f"{where.name} has no requests: its {dropped:,} conversations have fewer than two turns with text; name another file"
+        )
     if not arrivals:
         raise ParameterError(
             f"{where.name} has no requests; a CSV needs a line with the names of columns, and a trace a row for each request"

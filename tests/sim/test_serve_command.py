@@ -314,7 +314,7 @@ def test_short_conversations_are_left_out_and_counted(tmp_path: Path) -> None:
     (f'{{"prompt_len": {"9" * 400}, "output_len": 3}}\n', "t.jsonl", "line 1: prompt_len must be a whole number"),
     (f'{{"prompt_len": 3, "output_len": 3, "arrival_s": {"9" * 400}}}\n', "t.jsonl", "line 1: arrival_s must be a time"),
     ('{"prompt": "", "output_tokens": 3}\n', "t.jsonl", "line 1: the tokens of a prompt are missing"),
-    ('[{"conversations": []}]', "t.json", "has no requests"),
+    ('[{"conversations": []}]', "t.json", "t.json has no requests: its 1 conversations have fewer than two turns"),
     ('{"prompt_len": 3, "output_len": 3}\n{"prompt_len": 3, "output_len": 3, "arrival_time": 3}\n',
      "t.jsonl", "line 2: it has an arrival"),
     ('{"prompt_len": 3, "output_len": 3, "arrival_time": 3}\n{"prompt_len": 3, "output_len": 3}\n',
