@@ -229,14 +229,14 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
     print("nothing was run, nothing was written")
 
 
-class _Report(Protocol):
+class _ProgressReport(Protocol):
     """Tell the progress: units done (a part of one counts), in total, and what else is known, in words."""
 
     def __call__(self, done: float, total: int, about: str = "") -> None: ...
 
 
 @contextlib.contextmanager
-def _progress(quiet: bool, what: str = "shards") -> Iterator[_Report | None]:
+def _progress(quiet: bool, what: str = "shards") -> Iterator[_ProgressReport | None]:
     """Progress on stderr: a bar in a terminal, else a line now and then."""
     if quiet:
         yield None
@@ -260,7 +260,7 @@ def _progress(quiet: bool, what: str = "shards") -> Iterator[_Report | None]:
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def _progress_lines(what: str = "shards", seconds: float = _SECONDS_BETWEEN_LINES) -> _Report:
+def _progress_lines(what: str = "shards", seconds: float = _SECONDS_BETWEEN_LINES) -> _ProgressReport:
     """Print a line of progress after each `seconds`, for logs; short runs print none."""
     begun = last = time.monotonic()
 

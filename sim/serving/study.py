@@ -773,7 +773,7 @@ def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]
 
 
 def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerSettings:
-    """Settings of the scheduler, with the blocks that the memory holds beside the weights and the draft, if a policy uses it."""
+    """Settings of the scheduler, with the blocks that the memory holds, less the weights and the draft if a policy uses it."""
     blocks, draft_share = inputs.num_blocks, 0.0
     draft = of.draft
     if draft is None and of.name is not None and any(map(policies.uses_draft, inputs.policies)):  # a law may name its draft

@@ -1,6 +1,6 @@
 """Traces of requests: the Azure CSV form, and JSON lines of benchmarks and of conversations.
 
-A trace gives each request an arrival and the tokens of its prompt and its output. Texts without token counts get an assumed number
+A trace gives each request an arrival and the tokens of its prompt and its output. What has no token counts gets an assumed number
 of characters per token: conversations, of which those with fewer than two turns are left out, and prompts of `vllm bench`.
 """
 
@@ -71,8 +71,8 @@ def read(path: str | Path, *, limit: int | None = None) -> Trace:
             dropped += 1
             continue
         time = _time(fields, at)
-        if found.of_texts:
-            estimated.add(found.of_texts)
+        if found.estimated:
+            estimated.add(found.estimated)
         if time is None and first is not None:
             raise ParameterError(f"{at}: an arrival is missing; all requests need one, or none")
         if time is not None:
@@ -163,11 +163,11 @@ def _object(found: Any, at: str) -> Mapping[str, Any]:
 
 
 class _Tokens(NamedTuple):
-    """Tokens of a request, and the texts that they are estimated from, if any."""
+    """Tokens of a request, and what they are estimated from, if they are."""
 
     prompt: int
     output: int
-    of_texts: str = ""
+    estimated: str = ""
 
 
 def _tokens(fields: Mapping[str, Any], at: str) -> _Tokens | None:
