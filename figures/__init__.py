@@ -340,7 +340,8 @@ def served_figures(content: Mapping[str, Any]) -> Drawn:
 
     several = content["tensor_parallel"] > 1
     devices = (f"{content['tensor_parallel']} x " if several else "") + (content["gpu"] or "GPU")
-    title = f"{content['model'] or 'the model of the step law'} on {devices}"
+    title = content["model"] or "the model of the step law"
+    title += f" on {devices}" if several or content["gpu"] else ""  # a law may not say on which device it was measured
     title += f", {content['replicas']} replicas" if content["replicas"] > 1 else ""
     curves = throughput_frontier.curves_of(content["table"])
     if 1 <= len(curves) <= throughput_frontier.MOST_CURVES:

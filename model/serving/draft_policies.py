@@ -114,7 +114,8 @@ def _checked_ranges(ranges: Any) -> list[tuple[int, int, int]]:
         expected = found[-1][1] + 1 if found else 1
         if first != expected:
             what = "leaves a gap" if first > expected else "overlaps the range before it"
-            raise ParameterError(f"range {index + 1} of a schedule must begin at {expected}, got {first}: it {what}")
+            remedy = f"begin it at {expected}; ranges follow each other in order"
+            raise ParameterError(f"range {index + 1} of a schedule must begin at {expected}, got {first}: it {what}; {remedy}")
         found.append((first, last, length))
     return found
 

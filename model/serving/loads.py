@@ -26,6 +26,8 @@ BLOCK = 4096
 _KEPT = 16
 """Blocks that are kept; others are drawn again when they are needed."""
 MOST_REQUESTS = 10_000_000
+LEAST_SPEED, MOST_SPEED = 1e-6, 1e6
+"""Speeds at which a trace is played, relative to its own."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class TracedLoad(Load):
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        checks.number("speed", self.speed, 1e-6, 1e6)
+        checks.number("speed", self.speed, LEAST_SPEED, MOST_SPEED)
 
     @property
     def count(self) -> int:  # type: ignore[override]

@@ -154,11 +154,11 @@ class ServerSettings:
             )
         if self.num_blocks is not None:
             positions = prompt + output + (1 + self.lookahead) * longest_draft
-            needed = self.blocks_for(positions)
-            if self.units_for(positions) > self.num_blocks * self.block_units:
+            needed = -(-self.units_for(positions) // self.block_units)
+            if needed > self.num_blocks:
                 raise ParameterError(
-                    f"a request of {prompt} prompt and {output} output tokens needs {needed} blocks of {self.block_size} positions,"
-                    f" and the cache has {self.num_blocks}; give it more memory, or leave the request out"
+                    f"num_blocks must be at least {needed} of {self.block_size} positions, for a prompt of {prompt} with its output"
+                    f" of {output} tokens, got {self.num_blocks}; give the cache more memory, or leave the request out"
                 )
 
 

@@ -93,6 +93,40 @@ def drafting_seconds(prices: StepPrices, passes: int, sequences: int, positions:
 
 
 @dataclass(frozen=True)
+class OwnLayerPrices:
+    """Prices for a policy whose draft passes run a part of the target's layers (`StepPrices`).
+
+    Parameters
+    ----------
+    prices
+        Prices of passes.
+    share
+        Share of the target's layers that a draft pass runs.
+    context_budget
+        Largest number of cached positions of each sequence that it reads; None: all.
+    """
+
+    prices: StepPrices
+    share: float
+    context_budget: int | None = None
+    link = 0.0
+
+    def target(self, over: RaggedPass) -> float:
+        """See `StepPrices`."""
+        return self.prices.target(over)
+
+    def draft(self, sequences: int, positions: int, read: int | None = None) -> float:
+        """See `StepPrices`."""
+        if read is None:
+            read = positions if self.context_budget is None else min(positions, sequences * self.context_budget)
+        return self.prices.own_layers(self.share, sequences, read)
+
+    def own_layers(self, share: float, sequences: int, positions: int) -> float:
+        """See `StepPrices`."""
+        return self.prices.own_layers(share, sequences, positions)
+
+
+@dataclass(frozen=True)
 class DraftDevice:
     """A device that the draft has to itself.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -159,9 +160,12 @@ def serve(
     if perfetto is not None:
         from sim.runs import trace as trace_files
 
-        trace_files.check_name(perfetto)
-    if out is not None and not out.name:
-        raise ParameterError(f"--out must be the name of files to write, such as runs/load, got {str(out)!r}")
+        trace_files.check_name(perfetto, trace_files.OF_TRACES)
+        _check_target("--perfetto", perfetto)
+    if out is not None:
+        if not out.name:
+            raise ParameterError(f"--out must be the name of files to write, such as runs/load, got {str(out)!r}")
+        _check_target("--out", _document_path(out))
     progress = _Progress()
     said = Inputs(
         model=model, gpu=gpu, tensor_parallel=tensor_parallel, draft=draft, engine=engine, engine_law=engine_law,
@@ -181,7 +185,12 @@ def serve(
     )  # fmt: skip
     if settings is not None and policies.OWN not in inputs.policies and any(map(policies.uses_acceptance, inputs.policies)):
         inputs = replace(inputs, policies=(*inputs.policies, policies.OWN))  # what it gains is printed with it
-    found = study.serve(inputs, progress, by_context=out is not None)
+    try:
+        found = study.serve(inputs, progress, by_context=out is not None)
+    except KeyboardInterrupt:
+        kept = "`sim run` of a scenario with [load] keeps finished runs, and resumes them"
+        print(f"interrupted; nothing was written: {kept}", file=sys.stderr)
+        raise typer.Exit(130) from None
     document: dict[str, Any] = found.document() | {"command": ["sim", "serve", *sys.argv[2:]], "versions": versions()}
     written = [] if out is None else _write(document, out)
     if perfetto is not None:
@@ -199,14 +208,38 @@ def _write(document: dict[str, Any], out: Path) -> list[Path]:
     import figures
     from model.base import whole_files
 
+    path = _document_path(out)
+    try:
+        whole_files.write_text(path, strict_json.dumps(document, indent=2) + "\n")
+        return [path, *figures.of_served(document, path.with_suffix(""), ("svg",))]
+    except OSError as error:
+        from model.base.checks import ParameterError
+
+        raise ParameterError(f"--out {path} cannot be written: {error.strerror}; name other files") from None
+
+
+def _document_path(out: Path) -> Path:
+    """File of the document; figures are named after it."""
     base = out.with_suffix("") if out.suffix in (".json", ".svg") else out
-    path = whole_files.write_text(base.with_name(f"{base.name}.json"), strict_json.dumps(document, indent=2) + "\n")
-    return [path, *figures.of_served(document, base, ("svg",))]
+    return base.with_name(f"{base.name}.json")
+
+
+def _check_target(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is simulated."""
+    from model.base.checks import ParameterError
+
+    if path.is_dir():
+        raise ParameterError(f"{option} must be the name of a file, got {str(path)!r}, which is a folder; take another name")
+    folder = next(each for each in path.absolute().parents if os.path.lexists(each))
+    if not folder.is_dir():
+        raise ParameterError(f"{option} must be in a folder, got {str(path)!r}, and {folder.name} is a file; take another name")
+    if not os.access(folder, os.W_OK):
+        raise ParameterError(f"{option} must be in a folder that can be written, got {str(path)!r}; take another folder")
 
 
 def run_scenario(
     source: Any, overrides: Mapping[str, Any], out: Path | None, jobs: int | str | None, scheduler: str | None, *, resume: bool,
-    dry_run: bool, as_json: bool, draw: bool, progress: Callable[[int, int], None] | None,
+    dry_run: bool, as_json: bool, draw: bool, progress: Callable[[float, int, str], None] | None,
 ) -> None:  # fmt: skip
     """`sim run` of a scenario with [load]: write its tables, and print a study for each combination of its axes."""
     from sim.serving import load_scenario, serving_run, study, study_text

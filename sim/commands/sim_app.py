@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -229,8 +229,14 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
     print("nothing was run, nothing was written")
 
 
+class _ProgressReport(Protocol):
+    """Tell the progress: units done (a part of one counts), in total, and what else is known, in words."""
+
+    def __call__(self, done: float, total: int, about: str = "") -> None: ...
+
+
 @contextlib.contextmanager
-def _progress(quiet: bool, what: str = "shards") -> Iterator[Callable[[int, int], None] | None]:
+def _progress(quiet: bool, what: str = "shards") -> Iterator[_ProgressReport | None]:
     """Progress on stderr: a bar in a terminal, else a line now and then."""
     if quiet:
         yield None
@@ -241,26 +247,31 @@ def _progress(quiet: bool, what: str = "shards") -> Iterator[Callable[[int, int]
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[about]}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(what, total=None, about="")
+
+        def update(done: float, total: int, about: str = "") -> None:
+            bar.update(task, completed=done, total=total, about=about)
+
+        yield update
 
 
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def _progress_lines(what: str = "shards", seconds: float = _SECONDS_BETWEEN_LINES) -> Callable[[int, int], None]:
+def _progress_lines(what: str = "shards", seconds: float = _SECONDS_BETWEEN_LINES) -> _ProgressReport:
     """Print a line of progress after each `seconds`, for logs; short runs print none."""
     begun = last = time.monotonic()
 
-    def report(done: int, total: int) -> None:
+    def report(done: float, total: int, about: str = "") -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= seconds and 0 < done < total:
             last = now
             left = (now - begun) * (total - done) / done
-            print(f"{done} of {total} {what}, about {left:.0f} s left", file=sys.stderr, flush=True)
+            within = f" ({about})" if about else ""
+            print(f"{int(done)} of {total} {what}{within}, about {left:.0f} s left", file=sys.stderr, flush=True)
 
     return report
 

@@ -70,9 +70,11 @@ def of_run(content: Mapping[str, Any], path: Path, figures: Sequence[Sequence[Sv
 
 
 def _subject(content: Mapping[str, Any]) -> str:
-    devices = (f"{content['tensor_parallel']} x " if content["tensor_parallel"] > 1 else "") + (content["gpu"] or "GPU")
+    several = content["tensor_parallel"] > 1
+    devices = (f"{content['tensor_parallel']} x " if several else "") + (content["gpu"] or "GPU")
+    where = f" on {devices}" if several or content["gpu"] else ""  # a law may not say on which device it was measured
     replicas = f", {content['replicas']} replicas" if content["replicas"] > 1 else ""
-    return f"{content['model'] or 'the model of the step law'} on {devices}{replicas}"
+    return f"{content['model'] or 'the model of the step law'}{where}{replicas}"
 
 
 def _question(content: Mapping[str, Any]) -> str:
@@ -109,7 +111,8 @@ def _parts(content: Mapping[str, Any], figures: Sequence[SvgFigure]) -> Iterator
 
 
 def _rates(content: Mapping[str, Any]) -> DataTable:
-    best = _best(content["table"])
+    best, name = _best(content["table"]), "requests_per_s_within_slo"
+    asked = any(row.get(name) is not None for row in content["table"])
     rows = []
     for index, row in enumerate(content["table"]):
         mark = "best" if index in best else "" if row["stable"] else "warning"
@@ -117,11 +120,14 @@ def _rates(content: Mapping[str, Any]) -> DataTable:
         rows.append([
             _load(row), TableCell(str(row["policy"]), mark), row["output_tokens_per_s"], _bounds(row, "output_tokens_per_s"), gain,
             _bounds(row, "gain_over_off"), row["mean_draft_length"], row["mean_running"], row["utilization"], row["preemptions"],
+            *((row[name], _bounds(row, name)) if asked else ()),
         ])  # fmt: skip
     columns = ("load", "policy", "throughput", "interval", "gain over off", "interval", "draft length", "running", "busy",
-               "preemptions")  # fmt: skip
-    units = ("", "", "tok/s", "80 %", "", "80 %", "tokens", "sequences", "share", "")
-    notes = ["Gain: of throughput with clients, of the inverse mean time of a request under arrivals. Warning: the queue grows."]
+               "preemptions", *(("within objectives", "interval") if asked else ()))  # fmt: skip
+    units = ("", "", "tok/s", "80 %", "", "80 %", "tokens", "sequences", "share", "", *(("requests/s", "80 %") if asked else ()))
+    notes = ["Gain: of throughput with clients, of the inverse mean time of a request under arrivals."]
+    if not all(row["stable"] for row in content["table"]):
+        notes.append("Warning: the queue grows.")
     return DataTable("Throughput by load and policy", columns, rows, units, notes=notes)
 
 
@@ -139,7 +145,7 @@ def _best(table: Sequence[Mapping[str, Any]]) -> set[int]:
 
 
 def _bounds(row: Mapping[str, Any], name: str) -> Value:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     return None if low is None or high is None else f"{low:,.4g} to {high:,.4g}"
 
 

@@ -20,7 +20,8 @@ from sim.views import evaluation, point_columns
 
 _PROCESS = 1
 _MILLISECOND = 1_000_000  # [ns]; one layer-time is shown as 1 ms
-_SUFFIXES = (".json", ".json.gz", ".png", ".svg")
+OF_TRACES = (".json", ".json.gz")
+_SUFFIXES = (*OF_TRACES, ".png", ".svg")
 
 
 class RecordedDecoding(NamedTuple):
@@ -140,10 +141,10 @@ def write_trace(path: str | Path, made: Callable[[], dict[str, Any]]) -> Path:
         raise ParameterError(f"cannot write {target}: {error.strerror}") from None
 
 
-def check_name(path: Path) -> None:
-    """Refuse a file that is not one of traces."""
-    if not path.name.endswith((".json", ".json.gz")):
-        raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {path.name!r}")
+def check_name(path: Path, suffixes: Sequence[str] = _SUFFIXES) -> None:
+    """Refuse a file that is not one of traces; `suffixes` are those that its errors name."""
+    if not path.name.endswith(OF_TRACES):
+        raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(suffixes)}, got {path.name!r}")
 
 
 def _stamp(time: float) -> int:

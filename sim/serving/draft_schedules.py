@@ -170,16 +170,29 @@ class Schedules:
     def _off_from(self, workload: Workload, prices: LawPrices, accepted: Floats) -> tuple[float, float]:
         """Least number of running sequences from which on no draft gives more tokens per second, and the requests per second that
         plain decoding then keeps up with; inf: there is none.
+
+        The last number at which one does is sought among powers of two and their thirds, and the root between it and the next.
         """
         forms = [ClosedForm(prices, min(float(mean), each + 1.0), each, self.passes(each) if each else 0, workload)
                  for each, mean in enumerate(accepted)]  # fmt: skip
-        off = math.inf
-        for running in reversed([*numbers(self.fitting(workload))]):
+
+        def pays(running: int) -> bool:
             plain, *drafts = (form.at_concurrency(running).output_tokens_per_s for form in forms)
-            if max(drafts) > plain:
+            return max(drafts) > plain
+
+        most = self.fitting(workload)
+        off, low = None, 0
+        for running in sorted({*numbers(most), most}, reverse=True):
+            if pays(running):
+                low = running
                 break
             off = running
-        return off, forms[0].at_concurrency(off).requests_per_s if math.isfinite(off) else math.inf
+        if off is None:
+            return math.inf, math.inf
+        while off - low > 1:
+            middle = (low + off) // 2
+            low, off = (middle, off) if pays(middle) else (low, middle)
+        return off, forms[0].at_concurrency(off).requests_per_s
 
 
 def as_ranges(rows: Sequence[ScheduleRow]) -> list[Range]:

@@ -30,7 +30,7 @@ from sim.serving.draft_placement import DraftPlacement
 from sim.serving.served_files import names, text_of
 from sim.serving.study import ServingInputs
 
-RESULTS_VERSION = 4
+RESULTS_VERSION = 5
 """Increased when the same scenario would give other numbers or columns: kept runs of another version are not resumed."""
 MOST_POINTS = 1000
 """Most combinations of the axes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,10 @@ KINDS = {
     **{kind: f"{text}" for kind, text in served_methods.EXAMPLES.items()},
 }  # fmt: skip
 _DIGITS = re.compile("[0-9]{1,9}")
+OF_ANY_CHAIN = ("vllm", "sglang", "goodput", "oracle")
+"""Policies of any chain, also of one that the draft of the server does not draft."""
+OF_ENGINES = ("off", "static", "vllm", "sglang")
+"""Policies that engines have, over which a printed schedule gains."""
 OWN = "schedule"
 """The policy that follows the schedule in closed form."""
 CONCURRENT = "pearl"
@@ -44,6 +48,7 @@ MOST = 8
 
 
 Make = Callable[["Surroundings"], DraftPolicy]
+_Policy = TypeVar("_Policy", bound=DraftPolicy)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def named(text: str, known: int | None = None) -> PolicyName:
     kind, colon, rest = text.partition(":")
     if kind in served_methods.KINDS:
         settings = served_methods.settings_of(kind, rest, text)
-        return PolicyName(text, settings.longest, lambda *_: draft_policies.Static(settings.longest), settings)
+        return PolicyName(text, settings.longest, _of_method(kind, settings), settings)
     alone, needing = kind in ("off", OWN), kind in ("static", "vllm", CONCURRENT)
     if kind not in KINDS or (alone and colon) or (needing and not rest) or (colon and not rest):
         raise ParameterError(f"policy must be {'; '.join(KINDS.values())}; got {checks.shown(text)}{_about(kind)}")
@@ -121,11 +126,12 @@ def named(text: str, known: int | None = None) -> PolicyName:
         return PolicyName(text, length, lambda *_: draft_policies.Static(length), concurrent=True)
     elif kind == "vllm":
         ranges: Any = _json(rest, text)
-        policy = draft_policies.BatchSchedule(ranges)
+        policy = _made(text, lambda: draft_policies.BatchSchedule(ranges))
         found = PolicyName(text, policy.longest, lambda *_: draft_policies.BatchSchedule(ranges))
     elif kind == "sglang":
         slots = _slots(rest, text)
-        found = PolicyName(text, draft_policies.Adaptive(slots).longest, lambda *_: draft_policies.Adaptive(slots))
+        longest = _made(text, lambda: draft_policies.Adaptive(slots)).longest
+        found = PolicyName(text, longest, lambda *_: draft_policies.Adaptive(slots))
     else:
         longest = _whole(rest, text) if rest else min(MOST, MOST if known is None else known)
         found = PolicyName(text, longest, _CHOOSING[kind](longest))
@@ -134,6 +140,25 @@ def named(text: str, known: int | None = None) -> PolicyName:
             f"policy {text} drafts up to {found.longest} tokens, and acceptance is known up to {known}; draft fewer"
         )
     return found
+
+
+def _of_method(kind: str, settings: MethodSettings) -> Make:
+    """Draft lengths of a method: those of the policy among its settings, or always the longest."""
+    text = getattr(settings, "policy", None)
+    if text is None:
+        return lambda *_: draft_policies.Static(settings.longest)
+    if not isinstance(text, str) or text.partition(":")[0] not in OF_ANY_CHAIN:
+        known = "; ".join(KINDS[each] for each in OF_ANY_CHAIN)
+        raise ParameterError(f"{kind}.policy must be {known}; got {checks.shown(text)}")
+    if text in _CHOOSING:
+        text = f"{text}:{settings.longest}"
+    found = named(text)
+    if found.longest > settings.longest:
+        raise ParameterError(
+            f"{kind}.policy must draft at most draft_length={settings.longest} tokens, got {checks.shown(text)}, which drafts up to"
+            f" {found.longest}; raise draft_length, or draft fewer"
+        )
+    return found.make
 
 
 def _about(kind: str) -> str:
@@ -156,6 +181,14 @@ _CHOOSING: dict[str, Callable[[int], Make]] = {
     ),
     "oracle": lambda longest: lambda of: draft_policies.Oracle(longest, of.prices, of.draft_passes),
 }
+
+
+def _made(policy: str, make: Callable[[], _Policy]) -> _Policy:
+    """Make a policy; its errors get its name, as several may be given."""
+    try:
+        return make()
+    except ParameterError as error:
+        raise ParameterError(f"policy {checks.shown(policy)}: {error}") from None
 
 
 def _whole(text: str, policy: str) -> int:

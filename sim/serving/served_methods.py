@@ -69,6 +69,9 @@ class SelfDrafts:
         Acceptance rate: a number, or an uncertain "0.6..0.8".
     layers
         Layers of the model, if its shape is not known.
+    policy
+        Policy of the draft length, up to `draft_length`: vllm:[[1,64,3],[65,512,0]], sglang, goodput or oracle. Default: always
+        `draft_length`.
     """
 
     exit_layer: int
@@ -79,6 +82,7 @@ class SelfDrafts:
     first_skipped: int | None = None
     context_budget: int | None = None
     layers: int | None = None
+    policy: str | None = None
 
     @property
     def longest(self) -> int:
@@ -115,11 +119,14 @@ class LookupDrafts:
         Probability of a match; two of them: after a round without accepted tokens, and after one with some.
     acceptance
         Probability that a token of a match is accepted, if those before it were.
+    policy
+        See `SelfDrafts`.
     """
 
     draft_length: int
     hit_rate: float | tuple[float, ...]
     acceptance: float
+    policy: str | None = None
 
     @property
     def longest(self) -> int:
@@ -186,6 +193,7 @@ class SkippedLayers:
     def served(self, layers: int, output: int, seed: int) -> ServedMethod:
         """How it is served, by a model of this depth, with outputs of up to this many tokens."""
         length = output if self.longest_output is None else self.longest_output
+        checks.whole("longest_output", length, 0)
         if length < output:
             raise ParameterError(
                 f"longest_output must be at least {output}, the longest output of the load, got {length}; leave it out, or raise it"
@@ -294,7 +302,10 @@ def settings_of(kind: str, text: str, policy: str) -> MethodSettings:
 
 def served(kind: str, settings: MethodSettings, layers: int | None, output: int, seed: int) -> ServedMethod:
     """How a method is served, by a model of this depth (None: unknown), with outputs of up to this many tokens."""
-    depth = getattr(settings, "layers", None) or layers
+    own = getattr(settings, "layers", None)
+    if own is not None:
+        checks.whole(f"{kind}.layers", own, 1)
+    depth = layers if own is None else own
     if depth is None and kind not in ("ngram", *BY_THE_DRAFT):
         raise ParameterError(f'policy {kind} needs the layers of the model: give --model, or "layers" among its settings')
     if layers is not None and depth != layers:

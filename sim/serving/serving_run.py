@@ -28,7 +28,7 @@ from sim.runs.environment import versions
 from sim.runs.executor import Executor, LocalProcesses
 from sim.serving import load_scenario, study
 from sim.serving.load_scenario import Tables
-from sim.serving.study import RunOf, ServedRun, Study, StudyPlan
+from sim.serving.study import RequestProgress, RunOf, ServedRun, Study, StudyPlan
 
 KIND = "serving"
 FILE = "serving.json"
@@ -37,8 +37,8 @@ MOST_MAPS = 6
 SOON = 5.0
 """Seconds of work from which on several workers are started by default, which takes about two seconds."""
 
-Progress = Callable[[int, int], None]
-"""Called with runs done and in total."""
+Progress = Callable[[float, int, str], None]
+"""Called with runs done (of one in this process its part), runs in total, and requests done with the simulated time in words."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,20 @@ def _run(
     tasks = [_Task(each.point, each.of, number) for number, each in enumerate(tasks)]
     done = {each: found for each in tasks if (found := _held(folder, each)) is not None}
     resumed = len(done)
-    for task, path in _computed(folder, tables, plans, [each for each in tasks if each not in done], jobs, named):
-        done[task] = _read(path)
+    requests = {each: plans[each.point].requests(each.of) for each in tasks}
+    every = sum(requests.values())
+
+    def tell(finished: int = 0, count: int = 1, now: float = 0.0) -> None:
+        """Tell the progress with `finished` requests of a run of `count` at work, at its simulated time."""
         if progress is not None:
-            progress(len(done), len(tasks))
+            served = sum(requests[each] for each in done) + finished
+            seconds = sum(each.figures["simulated_s"] for each in done.values()) + now
+            progress(len(done) + finished / count, len(tasks), f"{served:,} of {every:,} requests, {seconds:,.0f} s simulated")
+
+    missing = [each for each in tasks if each not in done]
+    for task, path in _computed(folder, tables, plans, missing, jobs, named, None if progress is None else tell):
+        done[task] = _read(path)
+        tell()
     studies = []
     for point, plan in enumerate(plans):
         maps = plan.by_context() if by_context and point < MOST_MAPS else ()
@@ -210,15 +220,20 @@ def _compute(task: _Task, tables: Tables, mark: str) -> bytes:
 
 
 def _computed(
-    folder: Path, tables: Tables, plans: list[StudyPlan], missing: list[_Task], jobs: int | None, named: Executor | None
-) -> Iterator[tuple[_Task, Path]]:
-    """Simulate runs and yield each with its file; the first alone, whose time decides by default whether workers are started."""
+    folder: Path, tables: Tables, plans: list[StudyPlan], missing: list[_Task], jobs: int | None, named: Executor | None,
+    tell: RequestProgress | None,
+) -> Iterator[tuple[_Task, Path]]:  # fmt: skip
+    """Simulate runs and yield each with its file; the first alone, whose time decides by default whether workers are started.
+
+    `tell` is called with the progress of runs in this process.
+    """
     begun, wanted = time.monotonic(), jobs
     files = {task: folder / "shards" / task.file for task in missing}
     while files and named is None and (wanted is None or wanted == 1):
         task, path = next(iter(files.items()))
         del files[task]
-        yield task, write_content(path, _content(plans[task.point].run(task.of)))
+        plan = plans[task.point]
+        yield task, write_content(path, _content(plan.run(task.of) if tell is None else plan.run(task.of, tell)))
         if wanted is None:
             spent = time.monotonic() - begun
             wanted = (os.cpu_count() or 1) if spent * len(files) > SOON else 1

@@ -40,8 +40,9 @@ def of_output() -> dict[str, Any]:
         "utilization": _NUMBER, "draft_utilization": _OR_NULL["number"], "gpus": _WHOLE, "output_tokens_per_s_per_gpu": _NUMBER,
         "kv_utilization": _OR_NULL["number"], "preemptions": _WHOLE, "mean_draft_length": _NUMBER,
         "tokens_per_step": _NUMBER,
-        "bound_tokens_per_s": _OR_NULL["number"], "stable": _FLAG, "exact": _FLAG, "requests_per_s_within_slo": _OR_NULL["number"],
-        **{f"{name}{end}": _OR_NULL["number"] for name in ("gain_over_off", "regret") for end in ("", "_low", "_high")},
+        "bound_tokens_per_s": _OR_NULL["number"], "stable": _FLAG, "exact": _FLAG,
+        **{f"{name}{end}": _OR_NULL["number"] for name in ("requests_per_s_within_slo", "gain_over_off", "regret")
+           for end in ("", "_low", "_high")},
     }  # fmt: skip
     schedule = dict.fromkeys(draft_schedules.ScheduleRow._fields, _NUMBER)
     settings = {name: {"type": ["number", "boolean", "null"]} for name in ServerSettings.names()}

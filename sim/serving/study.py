@@ -29,13 +29,13 @@ from model.serving import decodings, fast_server
 from model.serving.arrivals import drafter_of
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Drafter
-from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
+from model.serving.loads import LEAST_SPEED, MOST_SPEED, DrawnLoad, Load, RequestLengths, TracedLoad
 from model.serving.records import measures, request_batches
 from model.serving.records.recorder import Recorder, TimeSeries
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
 from model.serving.server import Server
-from model.serving.step_prices import LawPrices
+from model.serving.step_prices import LawPrices, OwnLayerPrices
 from sim.advice import engine_settings
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
@@ -178,6 +178,8 @@ class ServedPoint:
     series: TimeSeries
     within_slo: float | None
     speeds: tuple[float, ...] = ()
+    within_spread: tuple[float, float] = (math.nan, math.nan)
+    """80 % interval of `within_slo`."""
 
     def faster_than(self, other: ServedPoint) -> tuple[float, float, float]:
         """Ratio of the speeds with its 80 % interval, from the runs of both in pairs; nan where there are too few [-]."""
@@ -205,7 +207,7 @@ class ServedPoint:
             "kv_utilization": None if num_blocks is None else blocks / num_blocks, "preemptions": int(self.figures["preemptions"]),
             "mean_draft_length": self.figures["mean_draft_length"], "tokens_per_step": self.figures["tokens_per_step"],
             "stable": self.stable, "exact": not self.policy.startswith(served_methods.LOSSY),
-            "requests_per_s_within_slo": self.within_slo,
+            **dict(zip((f"requests_per_s_within_slo{end}" for end in _ENDS), (self.within_slo, *self.within_spread), strict=True)),
         }  # fmt: skip
 
 
@@ -365,7 +367,7 @@ class Study:
         """What the schedule gains where it was simulated, in words."""
         for load in self.loads:
             own = next((each for each in self.at(load) if each.policy == policies.OWN), None)
-            others = [each for each in self.at(load) if each.policy == "off" or each.policy.startswith("static")]
+            others = [each for each in self.at(load) if each.policy.partition(":")[0] in policies.OF_ENGINES]
             if own is not None and others:
                 gains = ", ".join(f"{_ratio(own.faster_than(each))} of {each.policy}" for each in others)
                 what = "tokens per second" if load.rate is None else "speed of a request"
@@ -439,12 +441,26 @@ class StudyPlan:
         """Refuse loads with a request that could never be served."""
         for load, replication in itertools.product(self.loads, range(1 + self.inputs.replications)):
             requests = _load(self.inputs, load, self.count(load), self.lengths, self.trace, replication)
-            for each in self.policies:
-                self.settings_of(each).check_request(*requests.longest, each.longest)
+            for each in sorted(self.policies, key=lambda policy: -policy.longest):  # which need the most
+                try:
+                    self.settings_of(each).check_request(*requests.longest, each.longest)
+                except ParameterError as error:
+                    raise ParameterError(f"{error}{self._where_longest()}") from None
+
+    def _where_longest(self) -> str:
+        """The place of the longest request in the trace, in words; nothing without a trace."""
+        if self.trace is None:
+            return ""
+        lengths = self.trace.requests.prompts + self.trace.requests.outputs
+        return f" (request {int(lengths.argmax()) + 1} of {self.trace.name})"
 
     def settings_of(self, policy: PolicyName) -> ServerSettings:
         """Settings of the scheduler: a draft that runs ahead of the verification needs cache for all that it drafts meanwhile."""
         return replace(self.settings, lookahead=1) if policy.concurrent else self.settings
+
+    def requests(self, of: RunOf) -> int:
+        """Requests of a run."""
+        return self.count(self.loads[of.load]) if self.trace is None else int(self.trace.requests.arrivals.size)
 
     def named(self, of: RunOf) -> str:
         """Load and policy of a run, as printed text."""
@@ -459,7 +475,7 @@ class StudyPlan:
             return Recorder(load) if few else request_batches.SummaryRecorder(load, inputs.slo_ttft_ms, inputs.slo_tpot_ms)
 
         recorder = self.recorded(of, recorder_of, progress)
-        asked = not drawn and (inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None)
+        asked = inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None
         within = measures.within(recorder, inputs.slo_ttft_ms, inputs.slo_tpot_ms) if asked else None
         figures, series = measures.measured(recorder, inputs.replicas), None if drawn else recorder.series
         return ServedRun(figures, measures.stable(recorder), within, series)
@@ -545,6 +561,7 @@ class StudyPlan:
             points.append(ServedPoint(
                 self.loads[load], self.policies[policy].text, first.figures, spread, first.stable, first.series or TimeSeries(),
                 first.within_slo, tuple(_speed(self.loads[load], each.figures) for each in (first, *others)),
+                interval_from_zero(first.within_slo, [each.within_slo for each in others]),
             ))  # fmt: skip
         unused = "context" if self.schedules.longest else ("context", "acceptance")
         rests = [each for each in self.situation.rests_on if not each.input.startswith(unused)]
@@ -729,9 +746,9 @@ def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]
         for number in inputs.concurrencies:
             checks.whole("concurrency", number, 1, 65_536)
         return [LoadPoint(None, number) for number in dict.fromkeys(inputs.concurrencies)]
+    for rate in inputs.rates:
+        checks.number("rate", rate, 1e-6, 1e6)
     if trace is None:
-        for rate in inputs.rates:
-            checks.number("rate", rate, 1e-6, 1e6)
         return [LoadPoint(rate, None) for rate in dict.fromkeys(inputs.rates)]
     arrivals = trace.requests.arrivals
     if np.isnan(arrivals).any():
@@ -746,15 +763,25 @@ def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]
         return [LoadPoint(own, None)]
     if not own > 0:
         raise ParameterError(f"{trace.name} must have arrivals at more than one time, to be played at another rate")
+    for rate in inputs.rates:
+        if not LEAST_SPEED <= rate / own <= MOST_SPEED:
+            raise ParameterError(
+                f"rate must be between {LEAST_SPEED * own:.3g} and {MOST_SPEED * own:.3g} requests per second with {trace.name},"
+                f" whose own is {own:.3g}, got {rate:g}"
+            )
     return [LoadPoint(rate, None) for rate in dict.fromkeys(inputs.rates)]
 
 
 def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerSettings:
-    """Settings of the scheduler, with the blocks that the memory holds."""
+    """Settings of the scheduler, with the blocks that the memory holds, less the weights and the draft if a policy uses it."""
     blocks, draft_share = inputs.num_blocks, 0.0
+    draft = of.draft
+    if draft is None and of.name is not None and any(map(policies.uses_draft, inputs.policies)):  # a law may name its draft
+        head = engine_settings.draft_of(of.law.facts.get("draft", ""))
+        draft = None if head is None else memory_limit.of_target(head, of.name)
     if of.shape is not None and of.gpu is not None:
         device = devices.device(of.gpu)
-        drafting = None if inputs.placement.separate else memory_limit.draft_shape(of.draft, of.said.dtype)
+        drafting = None if inputs.placement.separate else memory_limit.draft_shape(draft, of.said.dtype)
         alone, room = (
             memory_limit.memory_of(of.shape, device, context=LONG, sequences=1, tensor_parallel=of.tensor_parallel, draft=each)
             for each in (None, drafting)
@@ -828,7 +855,8 @@ def servers_of(
         replication=replication,
     )  # fmt: skip
     passes = passes if policy.longest else decodings.NONE
-    around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates, ranges)
+    drafting = OwnLayerPrices(prices, passes.run / passes.depth, passes.context_budget) if passes.run else prices
+    around = policies.Surroundings(drafting, passes, settings.max_num_seqs, rates, ranges)
     return [
         Server(settings, policy.make(around), prices, served.decodings(outcomes, settings.max_num_seqs, passes), load.request)
         for _ in range(replicas)
@@ -847,6 +875,19 @@ def interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:
     reach = float(special.stdtrit(logs.size - 1, (1 + SHARE) / 2) * logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size))
     low, high = math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
     return min(low, value), max(high, value)
+
+
+def interval_from_zero(value: float | None, drawn: Sequence[float | None]) -> tuple[float, float]:
+    """Interval (80 %) of a figure that may be 0 from replications that draw all inputs, as `interval` without the logarithm.
+
+    >>> [round(each, 3) for each in interval_from_zero(1.0, [0.0, 1.0])], interval_from_zero(None, [None, None])
+    ([0.0, 3.165], (nan, nan))
+    """
+    found = np.array([each for each in drawn if each is not None])
+    if value is None or found.size < 2:
+        return math.nan, math.nan
+    reach = float(special.stdtrit(found.size - 1, (1 + SHARE) / 2) * found.std(ddof=1) * math.sqrt(1 + 1 / found.size))
+    return min(max(float(found.mean()) - reach, 0.0), value), max(float(found.mean()) + reach, value)
 
 
 def _evidence(
@@ -870,6 +911,13 @@ def _remarks(of: Situation, points: Sequence[ServedPoint], replicas: int) -> Ite
     if any(not each.stable for each in points):
         yield "where the queue grows, times are those of this number of requests, and longer with more of them"
     if of.law.cells is not None:
+        longest = float(of.law.cells.draft_length.max())
+        beyond = [each.policy for each in points if each.figures["mean_draft_length"] > longest]
+        if longest and beyond:
+            yield (
+                f"{', '.join(dict.fromkeys(beyond))}: drafts are longer than the {longest:g} tokens of the law's cells: times and"
+                " acceptance are extrapolated there"
+            )
         last = float(of.law.cells.sequences.max())
         if max(each.figures["mean_running"] for each in points) / replicas > last:
             yield f"more sequences run than the {last:g} of the law's cells: its times are extrapolated there"

@@ -37,7 +37,7 @@ def text(study: Study, width: int = WIDTH) -> str:
         of = f"bound of policies that {''.join(which)}do not know what is accepted, in tokens/s"
         _bullet(console, f"{of}: {most} (closed form, without prompts)", width)
     for load in study.loads if any(each.within_slo is not None for each in study.points) else ():
-        kept = "; ".join(f"{_label(each.policy)} {_number(each.within_slo or 0.0)}/s" for each in study.at(load))
+        kept = "; ".join(f"{_label(each.policy)} {_within(each)}" for each in study.at(load))
         _bullet(console, f"requests within the objectives at {load.text}: {kept}", width)
     for policy in dict.fromkeys(each.policy for each in study.points):
         if _label(policy) != policy:
@@ -53,6 +53,13 @@ def text(study: Study, width: int = WIDTH) -> str:
         _bullet(console, f"note: {note}", width)
     out: Any = console.file
     return str(out.getvalue()).rstrip() + "\n"
+
+
+def _within(point: ServedPoint) -> str:
+    """Requests per second within the objectives, with their interval if there is one."""
+    low, high = point.within_spread
+    ends = f" (80 % interval {_number(low)} to {_number(high)})" if math.isfinite(low) else ""
+    return f"{_number(point.within_slo or 0.0)}/s{ends}"
 
 
 def _span(first: int, last: int) -> str:

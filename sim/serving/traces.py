@@ -1,7 +1,7 @@
 """Traces of requests: the Azure CSV form, and JSON lines of benchmarks and of conversations.
 
-A trace gives each request an arrival and the tokens of its prompt and its output. Conversations without token counts get an assumed
-number of characters per token.
+A trace gives each request an arrival and the tokens of its prompt and its output. What has no token counts gets an assumed number
+of characters per token: conversations, of which those with fewer than two turns are left out, and prompts of `vllm bench`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.serving.loads import MOST_REQUESTS, TracedRequests
 
-PROMPTS = ("ContextTokens", "prompt_len", "input_len", "input_length", "input_toks", "prompt_tokens", "num_prefill_tokens")
-OUTPUTS = ("GeneratedTokens", "output_len", "output_length", "output_toks", "completion_tokens", "num_decode_tokens")
+PROMPTS = ("ContextTokens", "prompt_len", "input_len", "input_length", "input_toks", "prompt_tokens", "num_prefill_tokens",
+           "input_tokens")  # fmt: skip
+OUTPUTS = ("GeneratedTokens", "output_len", "output_length", "output_toks", "completion_tokens", "num_decode_tokens",
+           "output_tokens")  # fmt: skip
 TIMES = {
     "TIMESTAMP": 1.0, "arrival_s": 1.0, "arrival_time": 1.0, "arrived_at": 1.0, "start_time": 1.0, "timestamp": 1e-3,
 }  # fmt: skip
@@ -30,8 +32,10 @@ TIMES = {
 BUNDLED = {"azure-2023-conversation": "azure_2023_conversation.csv"}
 """Traces that come with the program, by name."""
 _CLOCK = re.compile(r"(?P<whole>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?)(?P<part>\.\d{1,30})?(?P<zone>Z|[+-]\d\d:?\d\d)?", re.ASCII)
+LONGEST = 1e10
+"""Longest time from the first arrival to the last [s]."""
 CHARACTERS = 4.0
-"""Characters per token of a conversation: assumed, a usual figure of English text."""
+"""Characters per token of a text: assumed, a usual figure of English."""
 
 
 class Trace(NamedTuple):
@@ -53,35 +57,53 @@ def read(path: str | Path, *, limit: int | None = None) -> Trace:
     arrivals: list[float] = []
     prompts: list[int] = []
     outputs: list[int] = []
-    notes: set[str] = set()
+    estimated: set[str] = set()
     first: float | None = None
-    for number, (row, fields) in enumerate(rows, 1):
+    dropped = 0
+    for row, fields in rows:
         if limit is not None and len(arrivals) >= limit:
             break
         if len(arrivals) >= MOST_REQUESTS:
             raise ParameterError(f"{where.name} must have at most {MOST_REQUESTS:,} requests; give --requests")
         at = f"{where.name}, {row}"
-        prompt, output, note = _tokens(fields, at)
+        found = _tokens(fields, at)
+        if found is None:
+            dropped += 1
+            continue
         time = _time(fields, at)
-        if note:
-            notes.add(note)
-        if time is None and number > 1 and first is not None:
+        if found.estimated:
+            estimated.add(found.estimated)
+        if time is None and first is not None:
             raise ParameterError(f"{at}: an arrival is missing; all requests need one, or none")
         if time is not None:
-            if first is None and number > 1:
+            if first is None and arrivals:
                 raise ParameterError(f"{at}: it has an arrival, and the rows before have none; all requests need one, or none")
             first = time if first is None else first
             if arrivals and time - first < arrivals[-1]:
                 raise ParameterError(
                     f"{at}: arrivals must not decrease, got {time - first:g} s after {arrivals[-1]:g} s; sort the trace by arrival"
                 )
+            if time - first > LONGEST:
+                raise ParameterError(
+                    f"{at}: an arrival must be at most {LONGEST:g} s after the first, got {time - first:g} s; correct it, or leave"
+                    " the row out"
+                )
         arrivals.append(math.nan if time is None or first is None else time - first)
-        prompts.append(prompt)
-        outputs.append(output)
+        prompts.append(found.prompt)
+        outputs.append(found.output)
+    if not arrivals and dropped:
+        raise ParameterError(
+            f"{where.name} has no requests: its {dropped:,} conversations have fewer than two turns with text; name another file"
+        )
     if not arrivals:
-        raise ParameterError(f"{where.name} has no requests")
-    found = TracedRequests(np.array(arrivals), np.array(prompts, dtype=np.int64), np.array(outputs, dtype=np.int64))
-    return Trace(found, where.name, tuple(sorted(notes)))
+        raise ParameterError(
+            f"{where.name} has no requests; a CSV needs a line with the names of columns, and a trace a row for each request"
+        )
+    notes = [f"tokens of {each}: {CHARACTERS:g} characters each are assumed" for each in sorted(estimated)]
+    if dropped:
+        notes.append(f"{dropped:,} conversations of fewer than two turns with text are left out, as benchmarks do")
+    made = TracedRequests(np.array(arrivals), np.array(prompts, dtype=np.int64), np.array(outputs, dtype=np.int64))
+    return Trace(made, where.name, tuple(notes))
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -92,7 +114,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if twice is not None:
             raise ParameterError(f"{path.name} must have each column once, got {checks.shown(twice)} twice; rename one")
         for row in reader:
-            yield f"row {reader.line_num}", {str(name).strip(): value for name, value in row.items() if name is not None}
+            surplus: Any = row.pop(None, ())
+            if any(surplus):
+                raise ParameterError(
+                    f"{path.name}, row {reader.line_num}: it must have at most {len(names)} values, one for each column, got"
+                    f" {len(names) + len(surplus)}; quote a value with a comma in it"
+                )
+            yield f"row {reader.line_num}", {str(name).strip(): value for name, value in row.items()}
     except csv.Error as error:
         raise ParameterError(f"{path.name}, row {reader.line_num + 1}: it cannot be read as CSV: {error}") from None
 
@@ -103,6 +131,11 @@ def _lines(path: Path) -> Iterator[str]:
         yield from bounded_files.text_lines(path)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}" if path.name not in str(error) else str(error)) from None
+    except OSError as error:
+        raise ParameterError(
+            f"trace {checks.shown(str(path))} cannot be read: {error.strerror}; name a CSV of Azure's form, JSON lines, or"
+            f" {' or '.join(BUNDLED)}"
+        ) from None
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -129,29 +162,47 @@ def _object(found: Any, at: str) -> Mapping[str, Any]:
     return found
 
 
-def _tokens(fields: Mapping[str, Any], at: str) -> tuple[int, int, str]:
-    """Tokens of the prompt and the output, and a note if they were estimated."""
+class _Tokens(NamedTuple):
+    """Tokens of a request, and what they are estimated from, if they are."""
+
+    prompt: int
+    output: int
+    estimated: str = ""
+
+
+def _tokens(fields: Mapping[str, Any], at: str) -> _Tokens | None:
+    """Tokens of the prompt and the output; None for a conversation of fewer than two turns with text."""
     prompt, output = (next((name for name in names if name in fields), None) for names in (PROMPTS, OUTPUTS))
     if prompt is not None and output is not None:
-        return _whole(fields[prompt], prompt, at), _whole(fields[output], output, at), ""
-    turns = fields.get("conversations")
-    if isinstance(turns, list) and len(turns) >= 2:
+        return _Tokens(_whole(fields[prompt], prompt, at), _whole(fields[output], output, at))
+    turns, text = fields.get("conversations"), fields.get("prompt")
+    if isinstance(turns, list) and prompt is None and output is None:
         texts = [each.get("value", each.get("content")) if isinstance(each, Mapping) else None for each in turns[:2]]
-        if all(isinstance(each, str) and each for each in texts):
-            sizes = [max(1, round(len(str(each)) / CHARACTERS)) for each in texts]
-            return sizes[0], sizes[1], f"tokens of conversations: {CHARACTERS:g} characters each are assumed"
+        if len(texts) < 2 or not all(isinstance(each, str) and each for each in texts):
+            return None
+        return _Tokens(_estimated(str(texts[0])), _estimated(str(texts[1])), "conversations")
+    if prompt is None and output is not None and isinstance(text, str) and text:
+        return _Tokens(_estimated(text), _whole(fields[output], output, at), "prompts")
     lacking, names = ("a prompt", PROMPTS) if prompt is None else ("an output", OUTPUTS)
     got = ", ".join(map(str, fields)) or "nothing"
     raise ParameterError(f"{at}: the tokens of {lacking} are missing; one of {', '.join(names)} is needed, got {got}")
 
 
+def _estimated(text: str) -> int:
+    return max(1, round(len(text) / CHARACTERS))
+
+
+def _got(value: Any) -> str:
+    return "nothing" if value is None or value == "" else checks.shown(value)
+
+
 def _whole(value: Any, name: str, at: str) -> int:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not number.is_integer() or not 1 <= number <= checks.MAX_TOKENS:
-        raise ParameterError(f"{at}: {name} must be a whole number between 1 and {checks.MAX_TOKENS}, got {checks.shown(value)}")
+        raise ParameterError(f"{at}: {name} must be a whole number between 1 and {checks.MAX_TOKENS}, got {_got(value)}")
     return int(number)
 
 
@@ -162,10 +213,10 @@ def _time(fields: Mapping[str, Any], at: str) -> float | None:
     value = fields[name]
     try:
         seconds = float(value) * TIMES[name]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         seconds = _clock(value)
     if not math.isfinite(seconds):
-        raise ParameterError(f"{at}: {name} must be a time, in seconds or as 2023-11-16 18:15:46.68, got {checks.shown(value)}")
+        raise ParameterError(f"{at}: {name} must be a time, in seconds or as 2023-11-16 18:15:46.68, got {_got(value)}")
     return seconds
 
 

@@ -203,6 +203,8 @@ class ObservedRun(Recorder):
         """Time since the beginning of the step that runs, integrated over time; of one server [s^2]."""
         self._begun = 0.0
         self.steps: list[StepRecord] = []
+        self.places: list[int] = []
+        """Server of each step."""
         self.prices: list[ObservedPrices] = []
         self.outputs: dict[int, list[int]] = {}
         """Tokens of each request; empty if the decodings are arrays."""
@@ -223,6 +225,7 @@ class ObservedRun(Recorder):
         """See `Recorder`."""
         self._until(now, len(finished), record.emitted)  # which the server has dropped already
         self.steps.append(record)
+        self.places.append(replica)
         super().step(record, first, continued, finished, now, replica)
 
     def _until(self, now: float, dropped: int, emitted: int) -> None:

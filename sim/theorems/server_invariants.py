@@ -333,7 +333,9 @@ def alone_as_on_a_cluster(x: Example) -> None:
          )))  # fmt: skip
 def events_are_the_loop(x: Example) -> None:
     how = {"replicas": x["replicas"], "router": x["router"]}
-    _same(play(x, **how), play(x, events=True, **how))
+    loop, events = play(x, **how), play(x, events=True, **how)
+    _same(loop, events)
+    equal("servers of steps", events.places, loop.places)
 
 
 @theorem("54b", "The algorithms' generators and arrays of their outcomes give the same steps and times to the last bit.",

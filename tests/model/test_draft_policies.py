@@ -88,6 +88,18 @@ def test_goodput_takes_the_best_length_of_its_estimate(rate: float, sequences: i
     assert speeds[policy.limits(view(sequences))] == pytest.approx(max(speeds), rel=1e-9)
 
 
+def test_goodput_forgets_what_is_long_ago() -> None:
+    """Counts of a step weigh F times as much after the next: of the steps before the last n, F^n of their tokens is left."""
+    policy, weight, steps = Goodput(4, LinearPrices(), MODEL), Goodput.FORGET, 600
+    for _ in range(5000):
+        told(policy, [1], [1])
+    assert policy.rate == pytest.approx(1.0, abs=1e-3)
+    for _ in range(steps):
+        told(policy, [1], [0])
+    assert policy.rate == pytest.approx(weight**steps, rel=1e-3)
+    assert policy.rate < 0.06
+
+
 def test_goodput_learns_the_rate_of_tested_tokens() -> None:
     """3 drafted, 1 accepted: 2 tested. The estimate tends to accepted over tested."""
     policy = Goodput(3, LinearPrices(), MODEL)

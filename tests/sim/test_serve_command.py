@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,10 @@ def test_the_schedule_is_printed_as_lines_of_an_engine() -> None:
     assert (code, error) == (0, "")
     assert "vllm serve" in out
     assert "num_speculative_tokens" in out
+    words = ("--concurrency", "2", "--policy", "off", "--policy", "sglang", "--policy", "oracle", "--settings", "vllm")
+    _, out, _ = called(*LAW, *QUICK, *words)
+    assert re.search(r"tokens per second of this schedule: \d\S*x \(80 % .*\) of off, \d\S*x \(80 % .*\) of sglang\n", out)
+    assert "oracle" not in out
 
 
 def test_the_screen_names_the_best_and_what_it_rests_on() -> None:
@@ -208,13 +213,16 @@ def test_a_trace_is_served_at_its_times_and_at_other_rates(tmp_path: Path) -> No
     (("--rate", "1", "--policy", "static:x"), "the draft length must be a whole number"),
     (("--rate", "1", "--policy", "vllm:[[1,4,3],[6,9,0]]"), "must begin at 5, got 6: it leaves a gap"),
     (("--rate", "1", "--policy", "vllm:[[1,4,3],[4,9,0]]"), "it overlaps"),
+    (("--rate", "1", "--policy", "vllm:[[65,512,0],[1,64,3]]"), "policy 'vllm:[[65,512,0],[1,64,3]]': range 1 of a schedule must"),
     (("--rate", "1", "--policy", "vllm:x"), "it must be JSON"),
+    (("--rate", "1", "--policy", 'sglang:{"1":[3,1]}'), "policy 'sglang:{\"1\":[3,1]}': candidates of slot 1 must increase"),
+    (("--rate", "1", "--perfetto", "steps.png"), "ends in one of .json, .json.gz, got 'steps.png'"),
     (("--rate", "1", "--policy", "sglang:[1]"), "it must be an object of lists"),
     (("--rate", "1", "--policy", "off", "--policy", "off"), "each policy must be given once"),
     (("--rate", "1", "--requests", "3"), "requests must be between 20"), (("--rate", "1", "--replicas", "0"), "replicas must be"),
     (("--rate", "1", "--router", "best"), "unknown router 'best'"),
     (("--rate", "1", "--max-num-seqs", "0"), "max_num_seqs must be"),
-    (("--rate", "1", "--num-blocks", "3"), "blocks of 16 positions, and the cache has 3"),
+    (("--rate", "1", "--num-blocks", "3"), "num_blocks must be at least 81 of 16 positions, for a prompt of 1024 with its output"),
     (("--rate", "1", "--prompt", "131000", "--output", "73"), "max_model_len must be at least 131073, a prompt of 131000"),
     (("--rate", "1", "--max-model-len", "1"), "max_model_len must be between 2"),
     (("--rate", "1", "--prompt", "0"), "prompt must be between 1"),
@@ -232,7 +240,8 @@ def test_a_trace_is_served_at_its_times_and_at_other_rates(tmp_path: Path) -> No
     (("--rate", "1", "--prompt", "1000000"), "prompt and output must have at most"),
     (("--rate", "1", "--burstiness", "-1"), "burstiness must be"),
     (("--rate", "1", "--slo-ttft", "5"), "slo_ttft must be a time"),
-    (("--rate", "1", "--acceptance", "0.5,0.7"), "one value or one range"), (("--trace", "none.csv"), "none.csv"),
+    (("--rate", "1", "--acceptance", "0.5,0.7"), "one value or one range"),
+    (("--trace", "none.csv"), "trace 'none.csv' cannot be read: No such"),
     (("--rate", "1", "--acceptance-by-position", "0.5", "--policy", "static:3"), "acceptance is known up to 1"),
     (("--rate", "1", "--settings", "tgi"), "unknown settings 'tgi'"),
     (("--rate", "1", "--prompt", "5000", "--whole-prompts", "--max-num-batched-tokens", "4096"), "max_num_batched_tokens must be"),
@@ -272,6 +281,17 @@ def test_forms_of_traces_give_the_same_requests(tmp_path: Path) -> None:
     assert (talks.requests.prompts.tolist(), talks.requests.outputs.tolist()) == ([100], [20])
     assert math.isnan(talks.requests.arrivals[0])
     assert "assumed" in talks.notes[0]
+    custom = read(tmp_path, json.dumps({"prompt": "x" * 400, "output_tokens": 20}) + "\n", "v.jsonl")  # of `vllm bench`
+    assert (custom.requests.prompts.tolist(), custom.requests.outputs.tolist()) == ([100], [20])
+    assert custom.notes == ("tokens of prompts: 4 characters each are assumed",)
+
+
+def test_short_conversations_are_left_out_and_counted(tmp_path: Path) -> None:
+    turn = {"from": "human", "value": "x" * 8}
+    talks = [[], [turn], [turn, turn], [turn, turn | {"value": ""}], [turn, turn | {"value": "y" * 40}, turn]]
+    found = read(tmp_path, json.dumps([{"id": str(each), "conversations": turns} for each, turns in enumerate(talks)]), "s.json")
+    assert (found.requests.prompts.tolist(), found.requests.outputs.tolist()) == ([2, 2], [2, 10])
+    assert found.notes[-1] == "3 conversations of fewer than two turns with text are left out, as benchmarks do"
 
 
 @pytest.mark.parametrize(("text", "name", "message"), [
@@ -281,12 +301,20 @@ def test_forms_of_traces_give_the_same_requests(tmp_path: Path) -> None:
     (f"{HEADER}\n2023-11-16 18:15:46.1,5.5,2\n", "t.csv", "row 2: ContextTokens must be"),
     (f"{HEADER}\nyesterday,5,5\n", "t.csv", "row 2: TIMESTAMP must be a time"), (f"{HEADER}\n", "t.csv", "has no requests"),
     (f"{HEADER}\n{GOOD}\n,5,5\n", "t.csv", "row 3: TIMESTAMP must be a time"),
+    (f"{HEADER}\n{GOOD}\n2023-11-16 18:15:47,5\n", "t.csv", "row 3: GeneratedTokens must be a whole number between 1 and"),
+    (f"{HEADER}\n{GOOD}\n2023-11-16 18:15:47,5,5,7\n", "t.csv", "row 3: it must have at most 3 values, one for each column, got 4"),
+    (f"{HEADER}\n0,5,5\n1e300,5,5\n", "t.csv", "row 3: an arrival must be at most 1e+10 s after the first, got 1e+300 s"),
     ("a,b\n1,2\n", "t.csv", "row 2: the tokens of a prompt are missing"), ("", "t.csv", "has no requests"),
     ("TIMESTAMP,ContextTokens\n1,2\n", "t.csv", "the tokens of an output are missing"),
     ('{"prompt_len": 4}\n', "t.jsonl", "line 1: the tokens of an output are missing"),
     ("nonsense\n", "t.jsonl", "line 1: it is no JSON"),
     ("[1]", "t.json", "entry 1: a request must be a JSON object"),
     ('{"prompt_len": true, "output_len": 3}\n', "t.jsonl", "prompt_len must be"),
+    ('{"prompt_len": null, "output_len": 3}\n', "t.jsonl", "1000000, got nothing"),
+    (f'{{"prompt_len": {"9" * 400}, "output_len": 3}}\n', "t.jsonl", "line 1: prompt_len must be a whole number"),
+    (f'{{"prompt_len": 3, "output_len": 3, "arrival_s": {"9" * 400}}}\n', "t.jsonl", "line 1: arrival_s must be a time"),
+    ('{"prompt": "", "output_tokens": 3}\n', "t.jsonl", "line 1: the tokens of a prompt are missing"),
+    ('[{"conversations": []}]', "t.json", "t.json has no requests: its 1 conversations have fewer than two turns"),
     ('{"prompt_len": 3, "output_len": 3}\n{"prompt_len": 3, "output_len": 3, "arrival_time": 3}\n',
      "t.jsonl", "line 2: it has an arrival"),
     ('{"prompt_len": 3, "output_len": 3, "arrival_time": 3}\n{"prompt_len": 3, "output_len": 3}\n',
@@ -397,12 +425,80 @@ def test_requests_beyond_the_context_are_refused_before_any_runs(tmp_path: Path)
     code, _, error = called(*LAW, "--trace", str(path), "--policy", "off", "--max-model-len", "417")
     assert code == 2
     assert "max_model_len must be at least 418, a prompt of 374 with its output of 44 tokens, got 417" in error
+    assert error.endswith("leave the request out (request 1 of t.csv)\n")
 
 
 def test_objectives_are_printed() -> None:
     code, out, _ = called(*LAW, *QUICK, "--rate", "5", "--policy", "off", "--slo-ttft", "1s")
     assert code == 0
-    assert "requests within the objectives at 5/s: off " in out
+    pattern = r"requests within the objectives at 5/s: off ([\d.]+)/s \(80 % interval ([\d.]+) to ([\d.]+)\)"
+    kept = re.search(pattern, " ".join(out.split()))
+    assert kept is not None
+    value, low, high = map(float, kept.groups())
+    assert 0 <= low <= value <= high
+    row = document(*LAW, *QUICK, "--rate", "5", "--policy", "off", "--slo-ttft", "1s")["table"][0]
+    name = "requests_per_s_within_slo"
+    assert [row[f"{name}{end}"] for end in ("", "_low", "_high")] == pytest.approx([value, low, high], rel=0.01)
+    # Where all requests are within, these are all requests.
+    assert row[name] == row["requests_per_s"]
+    assert document(*LAW, *QUICK, "--rate", "5", "--policy", "off")["table"][0][f"{name}_low"] is None
+
+
+def test_other_speeds_of_a_trace_are_limited_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{HEADER}\n0,5,5\n2,5,5\n")
+    for rate, said in (("-1", "rate must be between 1e-06"), ("1e6", "rate must be between 5e-07 and 5e+05 requests per second")):
+        code, out, error = called(*LAW, "--trace", str(path), "--rate", rate, "--policy", "off")
+        assert (code, out, error.count("\n")) == (2, "", 1)
+        assert said in error
+
+
+def test_files_that_cannot_be_written_are_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was simulated")
+
+    monkeypatch.setattr(study, "serve", never)
+    (tmp_path / "load.json").mkdir()
+    (tmp_path / "file").write_text("")
+    for option, name, said in (
+        ("--out", "load", "which is a folder"), ("--out", "file/load", "and file is a file"),
+        ("--perfetto", "file/steps.json", "and file is a file"), ("--perfetto", "load.json", "which is a folder"),
+    ):  # fmt: skip
+        code, out, error = called(*LAW, "--rate", "1", option, str(tmp_path / name))
+        assert (code, out, error.count("\n")) == (2, "", 1)
+        assert error.startswith(f"error: {option} must be")
+        assert said in error
+
+
+def test_the_draft_that_a_law_is_of_takes_memory() -> None:
+    """As the draft does that is named; plain decoding alone loads none."""
+    words = (*LAW, "--concurrency", "1", "--requests", "20", "--replications", "0", "--policy")
+    named, own, off, ngram = (
+        document(*words, *more)["settings"]["num_blocks"] for more in (
+            ("static:2", "--draft", "eagle3"), ("static:2",), ("off",),
+            ('ngram:{"draft_length":2,"hit_rate":0.4,"acceptance":0.6}',),
+        )
+    )  # fmt: skip
+    assert named == own < off == ngram
+
+
+def test_an_interrupted_study_says_what_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study.StudyPlan, "run", stopped)
+    code, out, error = called(*LAW, "--rate", "1")
+    assert (code, out, error.count("\n")) == (130, "", 1)
+    assert error.startswith("interrupted; nothing was written: `sim run` of a scenario with [load] keeps")
+
+
+def test_drafts_beyond_the_cells_of_the_law_are_noted() -> None:
+    words = ("--concurrency", "2", "--requests", "20", "--replications", "0", "--policy", "static:6", "--policy", "static:7")
+    notes = " ".join(document("--engine-law", "sglang-qwen3-235b-a22b", *words)["notes"])  # which has drafts of 1 to 6 tokens
+    assert "static:7: drafts are longer than the 6 tokens of the law's cells" in notes
+    assert "static:6" not in notes
 
 
 def test_a_trace_without_arrivals_is_played_by_clients(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_preemption_is_a_gap() -> None:
 def test_requests_that_could_never_be_served_are_refused() -> None:
     load = trace([0.0], [100], [10])
     few = ServerSettings(num_blocks=6, block_size=16)
-    with pytest.raises(ParameterError, match="needs 8 blocks of 16 positions, and the cache has 6"):
+    with pytest.raises(ParameterError, match=r"num_blocks must be at least 8 of 16 positions, .* got 6"):
         served(load, server(load, Static(LONGEST), PRICES, Recorded([[0] * 10]), few))
     whole = ServerSettings(enable_chunked_prefill=False, max_num_batched_tokens=64)
     with pytest.raises(ParameterError, match="max_num_batched_tokens must be at least 110"):
@@ -204,6 +204,28 @@ def test_each_draft_pass_costs_the_sequences_that_draft_in_it() -> None:
     one.submit(0)
     one.submit(1)
     assert one.begin() == 1 + 6 * 0.0625 + 0.25 * (2 + 1 + 1)
+
+
+@pytest.mark.parametrize("generators", [False, True])
+def test_policies_are_told_the_accepted_tokens_of_each_sequence(generators: bool) -> None:
+    """Two of three drafted tokens are accepted in each round: 3 tokens of 9, then 3, then 3; of 5 tokens 3, then the 2 left."""
+    told: list[tuple[list[int], list[int], list[int]]] = []
+
+    class Noting(Static):
+        BLIND = False
+
+        def learn(self, rows: Any, drafted: Any, accepted: Any) -> None:
+            told.append((rows.tolist(), drafted.tolist(), accepted.tolist()))
+
+        def forget(self, row: int) -> None:
+            told.append(([row], [], []))
+
+    load = trace([0.0, 0.0], [1, 1], [9, 5])
+    one = server(load, Noting(LONGEST), PRICES, Recorded([[2] * 9] * 2), ServerSettings(), generators=generators)
+    served(load, one)
+    assert told[:2] == [([0], [], []), ([1], [], [])]
+    assert [(rows, accepted) for rows, _, accepted in told[2:]] == [([0, 1], [2, 2]), ([0, 1], [2, 1]), ([0], [2])]
+    assert all(each <= LONGEST for _, drafted, _ in told for each in drafted)
 
 
 # --- Outcomes and arrivals ---
@@ -318,6 +340,17 @@ def test_where_requests_do_not_slow_each_other_their_number_has_a_poisson_law(lo
     found = form.under_arrivals(load / alone, 200)
     assert found is not None
     assert found.running == pytest.approx(load, rel=1e-9)
+    assert found.e2e_s == pytest.approx(alone, rel=1e-9)
+
+
+@given(share=st.floats(0.05, 0.98), most=st.integers(1, 40))
+def test_where_others_wait_the_running_are_those_of_littles_law(share: float, most: int) -> None:
+    """M/G/m: of `most` places, that each take a request for the same time, the share of the offered load is occupied."""
+    form = ClosedForm(LinearPrices(step=1.0, token=0.0), 1.0, 0, 0, Workload(1, 11))
+    alone = form.at_concurrency(1).e2e_s
+    found = form.under_arrivals(share * most / alone, most)
+    assert found is not None
+    assert found.running == pytest.approx(share * most, rel=1e-9)
     assert found.e2e_s == pytest.approx(alone, rel=1e-9)
 
 

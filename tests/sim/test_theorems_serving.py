@@ -194,6 +194,13 @@ def wakes_late(right: Any, own: Any) -> None:
             own.asleep.pop(index).succeed()
 
 
+def steps_of_the_first(right: Any, own: Any) -> None:
+    """Record every step as one of the first server."""
+    step = own.recorder.step
+    own.recorder.step = lambda *args: step(*args[:-1], 0)
+    right(own)
+
+
 def prompt_of_one(right: Any, own: ClosedForm, running: float) -> float:
     """Let a request meet its own prompt alone."""
     found: float = right(own, running)
@@ -317,6 +324,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("54b", "on one unit", on_one_unit),
     ("54a", "arrivals in turn", with_fault(in_turn, serving._Service, "_soon")),
     ("54a", "wakes late", with_fault(wakes_late, serving._Service, "wake")),
+    ("54a", "steps of the first server", with_fault(steps_of_the_first, serving._Service, "run")),
     ("54b", "budget of arrays alone", with_fault(half_the_budget, decodings.Arrays, "_by_the_draft")),
     ("54b", "one kept", with_fault(one_kept, decodings.Arrays, "verify")),
     ("54b", "rejected tokens wait", with_fault(waits_for_ever, decodings.Arrays, "_during_verification")),
