@@ -123,7 +123,7 @@ def started(
 
 
 def check_processes(processes: int, of: str) -> None:
-    """Raise `ParameterError` for more processes than the cores of this machine can run; `of` says what makes them so many."""
+    """Raise `ParameterError` for more processes than the cores of this machine can run; `of` says what each is for."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     most = PER_CORE * cores
     if processes > most:

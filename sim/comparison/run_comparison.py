@@ -217,7 +217,7 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
     roles = dict.fromkeys(kind.role for kind in timed.decoding.account.passes_by_kind)
     found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
     if timed.separate_models:
-        return [*found, *SEPARATE_MODELS[_beside(of["target"]) is not None :]]
+        return [*found, *SEPARATE_MODELS[_next_to_busy(of["target"]) is not None :]]
     if timed.units > 1:
         profile = of["target"].profile
         wanted = OVER_PROCESSES if timed.unit_kind == "processes" else OVER_STREAMS
@@ -233,16 +233,16 @@ def over_units(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contenti
     """Costs of a run over several units; with `contention`, passes that run concurrently slow each other down."""
     if not timed.separate_models:
         return over_processes(of, timed, contention=contention)
-    beside = _beside(of["target"]) if contention else None
-    return ReplayedSeconds(of, slowdowns=(1.0,) if beside is None else (1.0, beside), single_process=False)
+    slowed = _next_to_busy(of["target"]) if contention else None
+    return ReplayedSeconds(of, slowdowns=(1.0,) if slowed is None else (1.0, slowed), single_process=False)
 
 
-def _beside(target: ProfileCosts) -> float | None:
+def _next_to_busy(target: ProfileCosts) -> float | None:
     """Slowdown factor of the target's layers next to one busy process of the same host [-]; None if the profile lacks it."""
     if 1 not in target.profile.table["busy"]:
         return None
-    alone, beside = (float(target.layer(1, 2 * PROCESS_PROMPT, busy=busy).seconds) for busy in (0, 1))
-    return max(beside / alone, 1.0)
+    alone, busy_time = (float(target.layer(1, 2 * PROCESS_PROMPT, busy=busy).seconds) for busy in (0, 1))
+    return max(busy_time / alone, 1.0)
 
 
 def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> ReplayedSeconds:

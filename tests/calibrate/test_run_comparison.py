@@ -615,8 +615,8 @@ def test_processes_with_a_model_each_slow_each_other_as_measured_next_to_a_busy_
             record_decoding("speculative", 24, {"acceptance_rate": 0.6}, draft_length=3)]  # fmt: skip
     found = synthetic_runs(made, clock, units=[2, 1, 2], slower=slower)
     layers = clock["target"].table.filter(pl.col("part") == "layer")
-    beside = layers.with_columns(pl.lit(1).cast(layers["busy"].dtype).alias("busy"), pl.col("time_s", "low_s", "high_s") * slower)
-    busy = dataclasses.replace(clock["target"], table=pl.concat([clock["target"].table, beside]))
+    slowed = layers.with_columns(pl.lit(1).cast(layers["busy"].dtype).alias("busy"), pl.col("time_s", "low_s", "high_s") * slower)
+    busy = dataclasses.replace(clock["target"], table=pl.concat([clock["target"].table, slowed]))
     known = run_comparison.compare(found, clock | {"target": busy})
     assert known["error"].abs().max() == pytest.approx(0, abs=1e-9)
     lacking = [each.partition("draft, ")[2] for each in known["missing"]]

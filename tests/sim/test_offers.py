@@ -147,7 +147,7 @@ def test_tokens_end_at_a_stop_token(case: str, stop: tuple[int, ...]) -> None:
     assert count(steps, world(case, [0] * 2 * TOKENS), TOKENS).tokens == [*range(1, wanted + 1)]
 
 
-def tokens_beside(others: bool) -> Steps:
+def tokens_and_others(others: bool) -> Steps:
     """Tokens one after another while another process runs or not, and a pass after the last one."""
     if others:
         yield Fork((Forward("target", (7,), 0, WHOLE),), (1,))
@@ -160,10 +160,10 @@ def tokens_beside(others: bool) -> Steps:
 
 @pytest.mark.parametrize("others", [False, True])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4])
-def test_tokens_beside_other_processes_and_before_further_passes(others: bool, tokens: int) -> None:
+def test_tokens_with_other_processes_and_before_further_passes(others: bool, tokens: int) -> None:
     runs = [
         simulate(steps, tokens, Cluster(2), UnitCost(LAYERS), World(1, LAYERS))
-        for steps in (tokens_beside(others), declining(tokens_beside(others)))
+        for steps in (tokens_and_others(others), declining(tokens_and_others(others)))
     ]
     assert runs[0] == runs[1]
     assert runs[0].latency == LAYERS * tokens
@@ -273,7 +273,7 @@ def stopped_with_their_parent(unit: int | None) -> Steps:
     yield Commit("token", (1,))
 
 
-def beside_others(unit: int | None) -> Steps:
+def with_others(unit: int | None) -> Steps:
     """Others run on one of their units, or are about to start on any."""
     out = yield Forward("target", (0,), 0, BELOW, None, 1)
     others = yield Fork((Forward("target", (7,), 1, BELOW), Forward("target", (8,), 1, BELOW)), (unit, unit))
@@ -289,7 +289,7 @@ def beside_others(unit: int | None) -> Steps:
 @pytest.mark.parametrize("stop", ["now", "layer", "pass"])
 @pytest.mark.parametrize(("algorithm", "choice"), [
     *((adopting, index) for index in range(3)), *((stopping, layers) for layers in (1, 2, 3)),
-    *((stopped_with_their_parent, unit) for unit in (1, None)), *((beside_others, unit) for unit in (1, 2, 3, None)),
+    *((stopped_with_their_parent, unit) for unit in (1, None)), *((with_others, unit) for unit in (1, 2, 3, None)),
 ])  # fmt: skip
 @pytest.mark.parametrize("units", [3, 4, 6])
 def test_sub_processes_begun_together_are_as_separate_ones(algorithm: Any, choice: Any, units: int, stop: str) -> None:
