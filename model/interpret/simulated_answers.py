@@ -170,7 +170,7 @@ class World:
         """Answer the reads of passes of the whole target after tokens that are right; else None."""
         if type(self).read is not World.read or any(span.gaps or span.last != self.layers for span in step.layers):
             return None
-        return _rightly(step)
+        return _tokens_of_target(step)
 
     def _subject(self, step: Read) -> tuple[int, bool]:
         """The position that a read predicts, and whether all tokens before it are correct."""
@@ -378,7 +378,7 @@ def _log(rate: float) -> float:
     return math.log(rate) if rate else -math.inf
 
 
-def _rightly(step: NextTokens) -> Sequence[int] | None:
+def _tokens_of_target(step: NextTokens) -> Sequence[int] | None:
     """The target's own tokens after one that is right; else None."""
     first = step.first
     after = first.at + len(first.tokens)
@@ -441,7 +441,7 @@ class Lossy(World):
 
     def next_tokens(self, step: NextTokens) -> Sequence[int] | None:
         """Answer the reads of passes of a model that is alone, after tokens that are right; else None."""
-        return None if type(self).read is not Lossy.read or self.decisions else _rightly(step)
+        return None if type(self).read is not Lossy.read or self.decisions else _tokens_of_target(step)
 
     def read_each(self, step: ReadEach) -> Sequence[float] | None:
         """Answer reads of distances; else None."""

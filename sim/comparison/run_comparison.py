@@ -217,7 +217,8 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
     roles = dict.fromkeys(kind.role for kind in timed.decoding.account.passes_by_kind)
     found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
     if timed.separate_models:
-        return [*found, *SEPARATE_MODELS[_next_to_busy(of["target"]) is not None :]]
+        slowdown = [CONCURRENT] if _next_to_busy(of["target"]) is None else []
+        return [*found, *slowdown, MESSAGES]
     if timed.units > 1:
         profile = of["target"].profile
         wanted = OVER_PROCESSES if timed.unit_kind == "processes" else OVER_STREAMS
@@ -225,8 +226,9 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
     return found
 
 
-SEPARATE_MODELS = ("slowdown of concurrent processes", "messages between processes")
-"""Parts of the time of runs with a process for each model; the first is in profiles that were also timed next to busy processes."""
+CONCURRENT, MESSAGES = "slowdown of concurrent processes", "messages between processes"
+"""Parts of the time of runs with a process for each model. Only profiles that were also timed next to busy processes have the first,
+and none has the second."""
 
 
 def over_units(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> ReplayedSeconds:

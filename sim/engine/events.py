@@ -148,7 +148,7 @@ class SimulatedClock(Environment):
             self.call_later(seconds, callback)
 
     def go_on_each(self, seconds: float, count: int) -> list[float]:
-        """Set the clock forward `count` times; return the times, in the order of the calls, from that before the first one on."""
+        """Set the clock forward `count` times; return the time before the first call, and the time after each."""
         now = self._now
         times = [now]
         for _ in range(count):

@@ -63,6 +63,14 @@ def test_every_outcome_prepared_and_none() -> None:
     assert ssd.speedup(Parameters(1, length, (1,) * 4 + (2,)), everything, c, link) == pytest.approx(want)
 
 
+def test_the_probability_of_all_outcomes_is_not_above_one_by_rounding() -> None:
+    """Rates of which a sum of all outcomes is 1 + 2e-16, so that a speed-up was refused."""
+    law, fans = PositionRankRates([0.4, 0.4, 0.2, 0.0]), (2, 2, 2, 3)
+    assert fan_out.hit_probability(law, fans) == 1.0
+    tokens = float(ssd.expected_tokens(0.4, 3))
+    assert ssd.speedup(Parameters(1, 3, fans), law, 0.0) == pytest.approx(tokens)
+
+
 @given(rate=RATES, exponent=st.floats(0.1, 3), length=st.integers(1, 5), ratio=RATIOS, count=st.integers(1, 4),
        link=st.sampled_from([0.0, 0.25]), backup=st.sampled_from(BACKUPS))  # fmt: skip
 @settings(max_examples=40, deadline=None)

@@ -53,7 +53,7 @@ def hit_probability(law: PositionRankRates, fan_outs: tuple[int, ...]) -> float:
     for accepted, count in enumerate(fan_outs):
         whole = accepted == len(fan_outs) - 1
         total += alpha**accepted * float((law.rates[:count] if whole else law.rates[1 : count + 1]).sum())
-    return total
+    return min(total, 1.0)  # a sum of all outcomes may exceed 1 by rounding
 
 
 def optimal(law: PositionRankRates, draft_length: int, budget: int) -> tuple[int, ...]:

@@ -301,7 +301,7 @@ def walltime_of_the_paper(x: Example) -> None:
     law, parameters, c = PositionRankRates(x["rates"]), _parameters(x), x["cost_ratio"]
     hit = fan_out.hit_probability(law, parameters.fan_outs)
     tokens = float(ssd.expected_tokens(float(law.rates[0]), x["draft_length"]))
-    paper = ssd.paper_speedup(min(hit, 1.0), tokens, tokens, (x["draft_length"] + 1) * c, x["draft_length"] * c)
+    paper = ssd.paper_speedup(hit, tokens, tokens, (x["draft_length"] + 1) * c, x["draft_length"] * c)
     equal("speed-up", ssd.speedup(parameters, law, c), paper, 1e-11)
 
 
