@@ -227,8 +227,8 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
 
 
 CONCURRENT, MESSAGES = "slowdown of concurrent processes", "messages between processes"
-"""Parts of the time of runs with a process for each model. Only profiles that were also timed next to busy processes have the first,
-and none has the second."""
+"""Parts of the time of runs with a process for each model. Profiles have the first if they were also timed next to busy processes,
+and never the second."""
 
 
 def over_units(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> ReplayedSeconds:
