@@ -506,6 +506,53 @@ class DraftedChain(NamedTuple):
     """True if the last pass predicted one more token, with too low a confidence."""
 
 
+class DraftRounds(NamedTuple):
+    """An offer: all rounds that are left, each a draft of one token after another, its verification in one pass, and a commit.
+
+    A round stands for a `DraftLimit`, a `DraftChain` whose first pass reads the tokens that the draft lacks, a verification of the
+    last token and the drafted ones, a `Read` of the likeliest token or of a distance after each of them, and the `Commit` of the
+    accepted drafted tokens and the verifying model's own. Answer: the generated tokens, or None if it is declined.
+
+    Parameters
+    ----------
+    first
+        The first pass of the first draft, as in `DraftChain`.
+    verify
+        The verification of a draft without tokens: a pass over the last token, with its logits.
+    length
+        Largest number of tokens of a draft.
+    tokens
+        Number of tokens to generate.
+    cut
+        A draft has at most one token less than remain to be generated; otherwise it may have more, which are verified in vain.
+    kinds
+        Origins of the tokens, as in `Commit`: of a round with a rejection, of another one whose draft was unsure, of all others.
+    confidence
+        As in `DraftChain`.
+    distance
+        A drafted token is accepted if its `distance` is not above this; None: if it is the likeliest token.
+    """
+
+    first: Forward
+    verify: Forward
+    length: int
+    tokens: int
+    cut: bool
+    kinds: tuple[str, str, str]
+    confidence: float | None = None
+    distance: float | None = None
+
+
+class DraftedRound(NamedTuple):
+    """Outcome of one of the rounds of `DraftRounds`."""
+
+    drafted: int
+    """Drafted tokens that were verified."""
+    accepted: int
+    unsure: bool = False
+    """True if the last draft pass predicted one more token, with too low a confidence."""
+
+
 class ReadEach(NamedTuple):
     """An offer: reads of one kind, `next` or `distance`, at consecutive positions of a pass over one sequence.
 
@@ -520,11 +567,12 @@ class ReadEach(NamedTuple):
     tokens: Sequence[int] = ()
 
 
-class ForkEach(NamedTuple):
-    """An offer: sub-processes of one pass each, over one token at the same position, which differ in their tokens and units only.
+class ForkJoin(NamedTuple):
+    """An offer: sub-processes of one pass each, over one token at the same position, and a pass of this process meanwhile.
 
-    It stands for a `Fork` of passes `Forward(role, (tokens[i],), at, layers)` on `units[i]`. Answer: one task for all of them, or
-    None if it is declined. The task ends with the last of them, and `Adopt` names one of them by its index, as its `hypothesis`.
+    It stands for a `Fork` of passes `Forward(role, (tokens[i],), at, layers)` on `units[i]`, the pass `meanwhile`, and a `Join` of
+    the sub-processes. Answer: the output of `meanwhile` and one task for all sub-processes, of which `Adopt` names one by its
+    index, as its `hypothesis`; or None if it is declined.
     """
 
     role: str
@@ -532,6 +580,7 @@ class ForkEach(NamedTuple):
     at: int
     layers: LayerSpan
     units: Sequence[int]
+    meanwhile: Forward
 
 
 class NextTokens(NamedTuple):
@@ -555,7 +604,7 @@ class NextTokens(NamedTuple):
     kind: str
 
 
-Offer = DraftChain | ReadEach | ForkEach | NextTokens
+Offer = DraftChain | DraftRounds | ReadEach | ForkJoin | NextTokens
 """Steps that stand for several others. Every interpreter may decline one by the answer None; the algorithm then yields the others.
 
 An interpreter that accepts must answer, count and time as if it had got the other steps: offers only save time.
@@ -602,7 +651,7 @@ class Stop(NamedTuple):
 class Adopt(NamedTuple):
     """Adopt the output of an ended task and its KV cache rows of layers [0, layers) at position `at`. Answer: that output.
 
-    If the task was a pass over several hypotheses, or of a `ForkEach`, `hypothesis` is the index of the only token to adopt.
+    If the task was a pass over several hypotheses, or of a `ForkJoin`, `hypothesis` is the index of the only token to adopt.
     """
 
     task: Any

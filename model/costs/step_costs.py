@@ -162,6 +162,23 @@ class StepCosts:
         """Time of a whole pass at its position."""
         return float(self.times(PassShape.of(step), position_of(step)))
 
+    @property
+    def tabulated(self) -> bool:
+        """True if the time of a pass depends on nothing but its shape and position, and not on the passes before it."""
+        return self.uniform or type(self).forward is StepCosts.forward
+
+    def times_by_position(self, step: Forward, positions: int) -> list[float]:
+        """`forward` of passes like this one at positions 0, 1, ..., `positions` - 1, if they are `tabulated`.
+
+        >>> from model.costs.layer_times import UnitCost
+        >>> UnitCost(4).times_by_position(Forward("target", (7,), 5, LayerSpan(0, 4)), 3)
+        [4.0, 4.0, 4.0]
+        """
+        if self.uniform:
+            return [self.forward(step)] * positions
+        found: list[float] = self.times(PassShape.of(step), np.arange(positions)).tolist()
+        return found
+
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass; the last one includes the head."""
         raise NotImplementedError

@@ -143,13 +143,18 @@ class Account:
 
     def include(self, other: Account) -> None:
         """Add all counts of another account."""
-        for kind, added in other.passes_by_kind.items():
-            counts = self.passes_by_kind.setdefault(kind, [0, 0, 0])
-            for index, more in enumerate(added):
-                counts[index] += more
+        for kind, counts in other.passes_by_kind.items():
+            self.include_passes(kind, *counts)
         self.adoptions += other.adoptions
         self.adopted_rows += other.adopted_rows
         self.moves += other.moves
+
+    def include_passes(self, kind: Kind, passes: int, attended: int, read: int) -> None:
+        """Count passes of one kind, with the positions that they attend to and read, summed."""
+        counts = self.passes_by_kind.setdefault(kind, [0, 0, 0])
+        counts[0] += passes
+        counts[1] += attended
+        counts[2] += read
 
     def of(self, role: str) -> Account:
         """Account of the passes of one model only."""

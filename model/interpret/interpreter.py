@@ -97,16 +97,14 @@ class Cache:
 
     def _require_spans(self, step: Forward) -> None:
         """`require` for a model that skips layers: each layer that is run must hold all rows before this pass."""
-        role, at, layers = step.role, step.at, step.layers
-        first, last = layers.first, layers.last
+        role, _, at, (first, last, gaps, _), *_ = step
         held = self.rows.get(role, [])
         if len(held) < last:
             held = held + [0] * (last - len(held))
         low = first
-        for start, stop in (*layers.gaps, (last, last)):
+        for start, stop in (*gaps, (last, last)):
             if not low <= start <= stop <= last or (start, stop) == (first, last) != (last, last):
-                through = f"[{first}, {last})"
-                raise CacheError(f"{role}: layers {list(layers.gaps)} cannot be skipped in a pass through {through}")
+                raise CacheError(f"{role}: layers {list(gaps)} cannot be skipped in a pass through [{first}, {last})")
             if low < start and min(held[low:start]) < at:
                 raise CacheError(f"{role}: layers [{low}, {start}) at position {at}, but they hold {held[low:start]}")
             low = stop
@@ -125,12 +123,12 @@ class Cache:
         if len(step.tree) != len(step.tokens):
             raise CacheError(f"{step.role}: {len(step.tokens)} tokens follow {len(step.tree)}")
 
-    def write(self, step: Forward) -> None:
-        """Record a pass."""
+    def write(self, step: Forward, passes: int = 1) -> None:
+        """Record a pass, or several passes over one token each, one after another, of which `step` is the first."""
         role, tokens, at, (first, last, gaps, kv_only), state, _, _, tree, batch, _, _, budget = step
         usual = batch is None and budget is None and not (gaps or kv_only or tree or self.breadths or self.skipping or self.limited)
         if usual and type(state) is not Features:  # one sequence, over tokens that follow one another
-            held, end = self.rows.get(role), at + len(tokens)
+            held, end = self.rows.get(role), at + len(tokens) + passes - 1
             if held is None:
                 held = []
             if first < last:
@@ -154,37 +152,28 @@ class Cache:
             del self.limited[role]
         held = self.rows.setdefault(role, [])
         if gaps or role in self.skipping:
-            self._write_spans(step)
+            self._write_spans(step, step.end + passes - 1)
             return
-        positions = step.positions
-        end = max(positions) + 1 if tree else at + len(tokens)
+        positions = step.positions if tree else range(at, at + len(tokens) + passes - 1)
+        end = max(positions) + 1
         held[first:last] = [end] * (last - first)
         if last < len(held) and held[last] > at and not kv_only:
             held[last:] = [min(rows, at) for rows in held[last:]]
         if tree or (self.breadths and role in self.breadths):
             self._spread(role, at, end, positions)
 
-    def write_all(self, step: Forward, count: int) -> None:
-        """Record `count` passes over one token each, one after another, of which `step` is the first."""
-        self.write(step)
-        if count > 1:
-            held = self.rows[step.role]
-            for low, high in step.layers.ranges:
-                held[low:high] = [step.at + count] * (high - low)
-
-    def _write_spans(self, step: Forward) -> None:
-        """`write` for a model that skips layers."""
-        role, at, layers = step.role, step.at, step.layers
-        first, last = layers.first, layers.last
+    def _write_spans(self, step: Forward, end: int) -> None:
+        """`write` for a model that skips layers; `end` is the position after the last token."""
+        role, _, at, (first, last, gaps, kv_only), *_ = step
         if role not in self.skipping:
             self.skipping |= {role}
-        held, end = self.rows[role], step.end
+        held = self.rows[role]
         if len(held) < last:
             held += [0] * (last - len(held))
-        if max(held) > at and not layers.kv_only:
+        if not kv_only and max(held) > at:
             held[first:] = [min(rows, at) for rows in held[first:]]
         low = first
-        for start, stop in (*layers.gaps, (last, last)):
+        for start, stop in (*gaps, (last, last)):
             held[low:start] = [end] * (start - low)
             low = stop
 

@@ -11,7 +11,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from model.outcomes.lookup_laws import draft_of
-from model.steps import GREEDY, MASK, Continuation, DraftChain, DraftedChain, Forward, Lookup, NextTokens, Read, ReadEach
+from model.steps import (
+    GREEDY,
+    MASK,
+    Continuation,
+    DraftChain,
+    DraftedChain,
+    DraftedRound,
+    DraftRounds,
+    Forward,
+    Lookup,
+    NextTokens,
+    Read,
+    ReadEach,
+)
 
 Token = int
 EARLY_LAYERS = "early layers"
@@ -34,6 +47,10 @@ class Answers(Protocol):
 
     def chain(self, step: DraftChain) -> DraftedChain | None:
         """Answer the reads of a chain of passes; None: each must be asked for."""
+        return None
+
+    def draft_rounds(self, step: DraftRounds) -> Sequence[DraftedRound] | None:
+        """Answer the reads of rounds whose tokens are all right; None: each must be asked for."""
         return None
 
     def read_each(self, step: ReadEach) -> Sequence[Any] | None:
@@ -150,6 +167,35 @@ class World:
                 if (0.0 if doubted else 1.0) < step.confidence:
                     return DraftedChain(tokens[: index - position], True)
         return DraftedChain(tokens)
+
+    def draft_rounds(self, step: DraftRounds) -> Sequence[DraftedRound] | None:
+        """Answer the reads of rounds of a model that drafts for the target, without confidences or distances; else None."""
+        drafts = self.drafts.get(step.first.role)
+        if (
+            type(self).read is not World.read or drafts is None or drafts.drafts_for != "target" or step.first.state is not None
+            or not (step.confidence is step.distance is None) or not self._verified_by_target(step)
+        ):  # fmt: skip
+            return None
+        survivors, most, cut = drafts.survivors, step.length, step.cut
+        at = step.verify.at + 1 - self.prompt
+        known, end = len(survivors), at + step.tokens
+        rounds = []
+        while at < end:
+            room = end - at - 1
+            drafted = min(most, room) if cut else most
+            accepted = min(drafted, room, survivors[at], known - at) if at < known else 0
+            rounds.append(DraftedRound(drafted, accepted))
+            at += accepted + 1
+        return rounds
+
+    def _verified_by_target(self, step: DraftRounds) -> bool:
+        """True if rounds begin after tokens that are right, and all layers of the target verify them with the whole context."""
+        first, verify = step.first, step.verify
+        role, (token,), at, layers, _, _, _, _, batch, _, _, budget = verify
+        return (
+            role == "target" != first.role and batch is first.batch is None and budget is None and layers.last == self.layers
+            and not layers.gaps and token == first.tokens[-1] == at == first.at + len(first.tokens) - 1
+        )  # fmt: skip
 
     def read_each(self, step: ReadEach) -> Sequence[float] | None:
         """Answer reads of the target's likeliest tokens after all its layers; else None."""
@@ -442,6 +488,28 @@ class Lossy(World):
     def next_tokens(self, step: NextTokens) -> Sequence[int] | None:
         """Answer the reads of passes of a model that is alone, after tokens that are right; else None."""
         return None if type(self).read is not Lossy.read or self.decisions else _tokens_of_target(step)
+
+    def draft_rounds(self, step: DraftRounds) -> Sequence[DraftedRound] | None:
+        """Answer the reads of rounds of a small model whose unlikely tokens are all rejected; else None."""
+        confidence, distance = step.confidence, step.distance
+        if (
+            type(self).read is not Lossy.read or not self.decisions or not self._verified_by_target(step)
+            or confidence is None or distance is None or distance == math.inf
+        ):  # fmt: skip
+            return None
+        decisions, falls_back, most = self.decisions, confidence > 0, step.length
+        at = step.verify.at + 1 - self.prompt
+        end, rounds = at + step.tokens, []
+        if len(decisions) < end - 1 or not step.cut:
+            return None
+        while at < end:
+            fates = decisions[at : min(at + most, end - 1)]
+            unsure = falls_back and UNSURE in fates
+            drafted = fates.index(UNSURE) if unsure else len(fates)
+            accepted = fates.index(UNLIKELY, 0, drafted) if UNLIKELY in fates[:drafted] else drafted
+            rounds.append(DraftedRound(drafted, accepted, unsure))
+            at += accepted + 1
+        return rounds
 
     def read_each(self, step: ReadEach) -> Sequence[float] | None:
         """Answer reads of distances; else None."""

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from heapq import heappush
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, repeat
 from typing import Any, NamedTuple
 
 from simpy import Environment
 from simpy.core import EmptySchedule
 from simpy.events import NORMAL, Event
 
-from model.costs.step_costs import StepCosts
+from model.costs.step_costs import StepCosts, position_of
 from model.interpret.account import Account, Kind, context_of
 from model.interpret.interpreter import Cache
 from model.interpret.simulated_answers import Answers
@@ -37,8 +37,9 @@ from model.steps import (
     DraftChain,
     DraftedChain,
     DraftLimit,
+    DraftRounds,
     Fork,
-    ForkEach,
+    ForkJoin,
     Forward,
     Join,
     LayerSpan,
@@ -147,15 +148,15 @@ class SimulatedClock(Environment):
         else:
             self.call_later(seconds, callback)
 
-    def go_on_each(self, seconds: float, count: int) -> list[float]:
-        """Set the clock forward `count` times; return the time before the first call, and the time after each."""
-        now = self._now
-        times = [now]
-        for _ in range(count):
-            now += seconds
-            times.append(now)
-        self._now = now
+    def go_on_each(self, seconds: Iterable[float]) -> list[float]:
+        """Set the clock forward by these times, one after another; return the time before the first, and the time after each."""
+        times = [*accumulate(seconds, initial=self._now)]
+        self._now = times[-1]
         return times
+
+    def go_to(self, time: float) -> None:
+        """Set the clock forward."""
+        self._now = time
 
     def go_on(self, seconds: float) -> float:
         """Set the clock forward, as a timeout would; return the time between, which may differ from `seconds` by rounding."""
@@ -172,12 +173,13 @@ class _Engine:
     ) -> None:
         self.cluster, self.cost, self.world, self.wanted = cluster, cost, world, tokens
         self.per_layer, self.record = per_layer, record
-        self.dispatching = cache(cost.dispatching)
-        self.by_position, self.draft_devices = not cost.uniform, cost.draft_devices
+        self.dispatch_times: dict[int, float] = {}
+        self.by_position, self.tabulated, self.draft_devices = not cost.uniform, cost.tabulated, cost.draft_devices
         self.reading = cost.reading if cost.reads_take_time else None
         self.among = cost.slowdown_among if cost.units_share and not per_layer else None
         self.sharing: list[_Process] = []  # the processes that slow each other down
         self.known: dict[_PassKey, _KnownPass] = {}
+        self.tables: dict[tuple[Any, ...], list[float]] = {}  # of passes by position, where they depend on it
         self.env = SimulatedClock()
         self.plain = not per_layer and not record and self.among is None  # passes may be made at once
         self.holders: list[_Process | None] = [None] * cluster.units
@@ -214,9 +216,9 @@ class _Engine:
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
         result.waiting_time, result.draft_time, result.target_time = self.waiting_time, self.draft_time, self.target_time
-        for (*kind, _, _), known in self.known.items():
+        for key, known in self.known.items():
             if known.passes:
-                self.account.include(Account({Kind._make(kind): [known.passes, known.attended, known.read]}))
+                self.account.include_passes(Kind._make(key[:5]), known.passes, known.attended, known.read)
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -235,6 +237,12 @@ class _Engine:
         if step.drafted is not None:
             result.rounds[len(tokens) - step.back - 1, step.drafted] += 1
         self.done = len(result.tokens) >= self.wanted
+
+    def dispatching(self, processes: int) -> float:
+        """Time of starting this number of sub-processes."""
+        if processes not in self.dispatch_times:
+            self.dispatch_times[processes] = self.cost.dispatching(processes)
+        return self.dispatch_times[processes]
 
     def number(self, process: _Process) -> int:
         return self.numbers.setdefault(process, len(self.numbers))
@@ -271,21 +279,6 @@ class _Engine:
 
     # --- links ---
 
-    def fork_each(self, process: _Process, step: ForkEach) -> _AlikeProcesses | None:
-        """Start sub-processes of one pass each as one process, if all their units are free and will be when they start."""
-        units, holders = step.units, self.holders
-        if not self.plain or self.cost.link or self.waiting or self.starting or self.dispatching(len(units)):
-            return None
-        for unit in units:
-            if unit == process.place or not 0 <= unit < len(holders) or holders[unit] is not None:
-                return None
-        if process.place < 0:
-            return None
-        sub = _AlikeProcesses(self, step, process)
-        process.subs = [sub] if process.subs is process.joined else [*[each for each in process.subs if not each.ended], sub]
-        self.launch((sub,))
-        return sub
-
     def send_out(self, subs: Sequence[_Process]) -> None:
         """Send sub-processes over links to their units, and start them there."""
         if self.cost.link:
@@ -319,14 +312,26 @@ class _Engine:
 
     def known_pass(self, step: Forward) -> _KnownPass:
         """Return what is known of passes of this kind, with the time of this one."""
-        role, tokens, _, layers, _, heads, _, _, batch, compared, within_step, _ = step
-        key = role, len(tokens), layers, heads, compared, None if batch is None else batch.widths, within_step
+        key = _key(step)
         known = self.known.get(key)
         if known is None:
             self.known[key] = known = _KnownPass(self.cost, step)
         if self.by_position:
-            known.seconds = self.cost.forward(step)
+            known.seconds = self.seconds_of(step, key)
         return known
+
+    def seconds_of(self, step: Forward, key: _PassKey) -> float:
+        """Time of a pass at its position, from a table of all positions if there can be one."""
+        return self.table(step, key, position_of(step))[position_of(step)] if self.tabulated else self.cost.forward(step)
+
+    def table(self, step: Forward, key: _PassKey, last: int) -> list[float]:
+        """Times of passes like this one at positions 0, 1, ..., at least up to `last`."""
+        batch = step.batch
+        more = key, step.joins, bool(step.tree), step.context_budget, None if batch is None else batch.heads
+        times = self.tables.get(more)
+        if times is None or last >= len(times):
+            self.tables[more] = times = self.cost.times_by_position(step, max(2 * last, self.wanted) + 1)
+        return times
 
     def pass_alone(self, step: Forward) -> None:
         """Make a pass without an event, while no event is due and no process waits or starts.
@@ -334,13 +339,7 @@ class _Engine:
         Then no process holds a unit, and none can stop this one.
         """
         known = self.known_pass(step)
-        busy = self.env.go_on(known.seconds)
-        if known.is_target:
-            self.target_time += busy - known.overhead
-            self.busy += busy
-        else:
-            self.draft_time += busy - known.overhead
-            self.busy += busy * self.draft_devices
+        self.add(known, self.env.go_on(known.seconds))
         self.peak = self.peak or 1
         known.count(step)
 
@@ -351,62 +350,181 @@ class _Engine:
             return None
         first, tokens = step.first, drafted.tokens
         rest = len(tokens) + drafted.unsure - 1  # passes after the first, each over the token that the one before predicted
-        if self.by_position or first.context_budget is not None or first.layers.gaps:
+        if not self.tabulated or first.context_budget is not None or first.layers.gaps:
             cache.write(first)
             self.pass_alone(first)
             for word in _later_passes(first, tokens[:rest]):
                 cache.write(word)
                 self.pass_alone(word)
         elif len(first.tokens) == 1:
-            self.alike_alone(cache, first, rest + 1)
+            known, times = self.alike(cache, first, rest + 1)
+            self.alone([known] * len(times), times)
         else:
             cache.write(first)
             self.pass_alone(first)
             if rest:
-                self.alike_alone(cache, next(_later_passes(first, tokens)), rest)
+                known, times = self.alike(cache, next(_later_passes(first, tokens)), rest)
+                self.alone([known] * rest, times)
         return drafted
+
+    def rounds_alone(self, cache: Cache, step: DraftRounds) -> Sequence[int] | None:
+        """Make rounds as `pass_alone` makes their passes, if their reads can be answered together."""
+        first, verify, result = step.first, step.verify, self.result
+        usual = self.tabulated and first.context_budget is None and not first.layers.gaps
+        rounds = self.world.draft_rounds(step) if usual and step.tokens == self.wanted - len(result.tokens) else None
+        if rounds is None:
+            return None
+        cache.write(first)
+        cache.write(verify)
+        last = verify.at + step.tokens + step.length
+        drafts, checks = _AlikePasses(self, first, last), _AlikePasses(self, verify, last, verified=True)
+        made: list[_KnownPass] = []
+        seconds: list[float] = []
+        ends = []  # number of passes up to the end of each round
+        at, read = verify.at, first.at  # positions of the last token, and of the first that the draft has not read
+        for drafted, accepted, unsure in rounds:
+            passes = drafted + unsure
+            if passes:
+                known, times = drafts.begun_at(at + 1 - read, read)
+                made.append(known)
+                seconds.append(times[read])
+                if passes > 1:
+                    known, times = drafts.begun_at(1, at + 1, passes - 1)
+                    made += [known] * (passes - 1)
+                    seconds += times[at + 1 : at + passes]
+                read = at + passes
+            known, times = checks.begun_at(drafted + 1, at)
+            made.append(known)
+            seconds.append(times[at])
+            ends.append(len(made))
+            at += accepted + 1
+            read = min(read, at)
+        clock = self.alone(made, seconds)
+        rejected, doubted, otherwise = step.kinds
+        for end, (drafted, accepted, unsure) in zip(ends, rounds, strict=True):
+            kind = rejected if accepted < drafted else doubted if unsure else otherwise
+            result.commits.append((clock[end], kind, accepted + 1))
+        result.rounds.update(Counter([(accepted, drafted) for drafted, accepted, _ in rounds]))
+        tokens = range(verify.at + 1, at + 1)
+        result.tokens += tokens
+        self.done = True
+        return tokens
 
     def tokens_alone(self, cache: Cache, step: NextTokens) -> Sequence[int] | None:
         """Make passes as `pass_alone` does, with the commit after each, if their reads can be answered together."""
-        tokens = None if self.by_position else self.world.next_tokens(step)
+        tokens = self.world.next_tokens(step) if self.tabulated else None
         if tokens is None:
             return None
-        first, result, made = step.first, self.result, 0
+        first, result, at = step.first, self.result, step.first.at
         tokens = tokens[: self.wanted - len(result.tokens)]
+        made: list[_KnownPass] = []
+        seconds: list[float] = []
         for span, alike in groupby(step.layers[: len(tokens)]):
-            count = len([*alike])
-            word = first._replace(tokens=(tokens[made - 1],), at=first.at + made, layers=span) if made else first
-            times = self.alike_alone(cache, word, count)
-            result.commits += [(time, step.kind, 1) for time in times[1:]]
-            made += count
+            word = Forward(first.role, (0,), at + len(made), span, None, first.heads, first.unit) if made else first
+            known, times = self.alike(cache, word, len([*alike]))
+            made += [known] * len(times)
+            seconds += times
+        result.commits += zip(self.alone(made, seconds)[1:], repeat(step.kind), repeat(1))
         result.tokens += tokens
         self.done = len(result.tokens) >= self.wanted
         return tokens
 
-    def alike_alone(self, cache: Cache, step: Forward, count: int) -> list[float]:
-        """Make `count` passes over one token each as `pass_alone` does; they differ in nothing but the position.
+    def fork_join_alone(self, process: _Process, step: ForkJoin) -> tuple[Forward, _EndedPasses] | None:
+        """Make a pass and those of sub-processes, if all begin at once, each on a unit of its own; return its output and them."""
+        role, tokens, at, layers, units, meanwhile = step
+        count = len(units)
+        several = count == len({process.place, *units}) - 1 and min(units) >= 0 and max(units) < len(self.holders)
+        if self.cost.link or self.dispatching(count) or not several:
+            return None
+        first = Forward(role, (tokens[0],), at, layers)
+        process.cache.write(meanwhile)
+        process.cache.require(first)
+        own = self.known_pass(meanwhile)
+        own.count(meanwhile)
+        start = self.env.now
+        own_end = start + own.seconds
+        others = self.known_pass(first)
+        others.count(first, count)
+        end = start + others.seconds
+        if end < own_end:
+            self.add(others, end - start, count)
+        self.add(own, own_end - start)
+        if end >= own_end:
+            self.add(others, end - start, count)
+        self.env.go_to(max(own_end, end))
+        self.peak = max(self.peak, count + 1)
+        return meanwhile, _EndedPasses(first, tokens)
+
+    def add(self, known: _KnownPass, took: float, passes: int = 1) -> None:
+        """Add the times of passes that took the same time, one by one, so that sums are rounded as those of separate passes."""
+        made = took - known.overhead
+        for _ in range(passes):
+            if known.is_target:
+                self.target_time += made
+                self.busy += took
+            else:
+                self.draft_time += made
+                self.busy += took * self.draft_devices
+
+    def alike(self, cache: Cache, step: Forward, count: int) -> tuple[_KnownPass, Sequence[float]]:
+        """Count `count` passes over one token each, which differ in nothing but the position, and record their rows.
+
+        Return what is known of them, and their times.
+        """
+        cache.write(step, count)
+        known, at = self.known_pass(step), step.at
+        known.count_several(1, count, count * at + count * (count - 1) // 2)
+        return known, self.table(step, _key(step), at + count)[at : at + count] if self.by_position else [known.seconds] * count
+
+    def alone(self, made: Iterable[_KnownPass], seconds: Iterable[float]) -> list[float]:
+        """Make passes that take these times as `pass_alone` does, but for counting them.
 
         Return the time before the first pass, and the times at which the passes end.
         """
-        cache.write_all(step, count)
-        known = self.known_pass(step)
-        overhead, share = known.overhead, 1.0 if known.is_target else self.draft_devices
-        busy, of_model = self.busy, self.target_time if known.is_target else self.draft_time
-        times = self.env.go_on_each(known.seconds, count)
-        for before, after in pairwise(times):
-            of_model += after - before - overhead
-            busy += (after - before) * share
-        self.busy = busy
-        if known.is_target:
-            self.target_time = of_model
-        else:
-            self.draft_time = of_model
+        busy, draft_time, target_time, share = self.busy, self.draft_time, self.target_time, self.draft_devices
+        times = self.env.go_on_each(seconds)
+        for known, (before, after) in zip(made, pairwise(times), strict=True):
+            took = after - before
+            if known.is_target:
+                target_time += took - known.overhead
+                busy += took
+            else:
+                draft_time += took - known.overhead
+                busy += took * share
+        self.busy, self.draft_time, self.target_time = busy, draft_time, target_time
         self.peak = self.peak or 1
-        known.passes += count
-        positions = count * (step.at + 1) + count * (count - 1) // 2  # each reads one more than the pass before
-        known.attended += positions
-        known.read += positions
         return times
+
+
+class _AlikePasses:
+    """Passes over one sequence that differ in nothing but position and number of tokens.
+
+    Logits are computed of all their tokens if `verified`, else of as many as in `first`. Times are known up to position `last`.
+    """
+
+    def __init__(self, engine: _Engine, first: Forward, last: int, *, verified: bool = False) -> None:
+        self.engine, self.first, self.last, self.verified = engine, first, last, verified
+        self.known: dict[int, tuple[_KnownPass, Sequence[float]]] = {}
+
+    def begun_at(self, width: int, at: int, count: int = 1) -> tuple[_KnownPass, Sequence[float]]:
+        """Count passes over `width` tokens from position `at` on; several begin one position after another.
+
+        Return what is known of them, and their times by position.
+        """
+        found = self.known.get(width)
+        if found is None:
+            engine, heads = self.engine, width if self.verified else self.first.heads
+            step = self.first._replace(tokens=(0,) * width, heads=heads)
+            known = engine.known_pass(step)
+            times = engine.table(step, _key(step), self.last) if engine.by_position else [known.seconds] * (self.last + 1)
+            self.known[width] = found = known, times
+        found[0].count_several(width, count, count * at + count * (count - 1) // 2)
+        return found
+
+
+def _key(step: Forward) -> _PassKey:
+    role, tokens, _, layers, _, heads, _, _, batch, compared, within_step, _ = step
+    return role, len(tokens), layers, heads, compared, None if batch is None else batch.widths, within_step
 
 
 def _later_passes(first: Forward, tokens: Sequence[int]) -> Iterator[Forward]:
@@ -447,6 +565,12 @@ class _KnownPass:
             width = len(tokens)
             self.attended += passes * (at * width + width * (width + 1) // 2)
             self.read += passes * (at + width)
+
+    def count_several(self, width: int, passes: int, positions: int) -> None:
+        """Count passes over `width` tokens of one sequence each, given the sum of the positions at which they begin."""
+        self.passes += passes
+        self.attended += positions * width + passes * (width * (width + 1) // 2)
+        self.read += positions + passes * width
 
 
 class _Reading(NamedTuple):
@@ -580,13 +704,19 @@ class _Process:
             elif kind is DraftChain:
                 if engine.reading is None and self._alone(step.first):
                     answer = engine.chain_alone(self.cache, step)
+            elif kind is DraftRounds:
+                if engine.reading is None and self._alone(step.first) and self._alone(step.verify):
+                    answer = engine.rounds_alone(self.cache, step)
+                    if engine.done:
+                        return
             elif kind is NextTokens:
                 if engine.reading is None and self._alone(step.first):
                     answer = engine.tokens_alone(self.cache, step)
                     if engine.done:
                         return
-            elif kind is ForkEach:
-                answer = engine.fork_each(self, step)
+            elif kind is ForkJoin:
+                if self._alone(step.meanwhile):
+                    answer = engine.fork_join_alone(self, step)
             elif kind is DraftLimit:
                 answer = step.longest
             elif kind is Lookup:
@@ -819,43 +949,17 @@ class _Process:
                 engine.env.call_later(rest, self._passed)
 
 
-class _AlikeProcesses(_Process):
-    """The sub-processes of a `ForkEach`: they hold their units together, and all begin and end at the same time."""
+class _EndedPasses:
+    """The sub-processes of a `ForkJoin`, after their passes, which differ from the first in their tokens only."""
 
-    def __init__(self, engine: _Engine, step: ForkEach, parent: _Process) -> None:
-        role, self.tokens, at, layers, self.places = step
-        self.first = Forward(role, (self.tokens[0],), at, layers)
-        super().__init__(engine, self.first, parent, self.places[0])
+    ended, stopped = True, False
 
-    def take_or_wait(self) -> None:
-        """Occupy all units for the time of a pass; they are free (`_Engine.fork_each`)."""
-        engine = self.engine
-        for place in self.places:
-            engine.holders[place] = self
-        self.unit, self.since = self.place, engine.env.now
-        engine.active += len(self.places)
-        engine.peak = max(engine.peak, engine.active)
-        engine.env.call_together(self.seconds, self._passed)
+    def __init__(self, first: Forward, tokens: Sequence[int]) -> None:
+        self.first, self.tokens = first, tokens
+        self.kept = False
 
-    def release(self, fate: str) -> None:
-        """Release all units; passes are counted one by one, so that sums are rounded as those of separate processes."""
-        engine, known, count = self.engine, self.known, len(self.places)
-        busy = engine.env.now - self.since
-        made, share = busy - known.overhead, 1.0 if known.is_target else engine.draft_devices
-        for place in self.places:
-            if known.is_target:
-                engine.target_time += made
-            else:
-                engine.draft_time += made
-            engine.busy += busy * share
-            engine.holders[place] = None
-        known.count(self.first, count)
-        self.unit = -1
-        engine.active -= count
-        if engine.waiting:
-            engine.changed = True
-
-    def alone(self, hypothesis: int) -> tuple[Forward, Any]:
-        """See `_Process`."""
-        one = self.first._replace(tokens=(self.tokens[hypothesis],))
+    def alone(self, hypothesis: int) -> tuple[Forward, Forward]:
+        """Last pass and output of one of them."""
+        role, _, at, layers, *_ = self.first
+        one = Forward(role, (self.tokens[hypothesis],), at, layers)
         return one, one

@@ -36,6 +36,7 @@ from sim.theorems.pipelined_examples import (
     play,
     rates,
     rounding,
+    same_run,
     size,
 )
 from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
@@ -219,6 +220,12 @@ def first_come_first_served(x: Example) -> None:
         want.append((start, start + service))
     measured = {row.role: (row.start, row.end) for row in run.intervals if row.what == "forward"}
     equal("starts and ends of sub-processes", [measured[f"sub {index}"] for index in range(len(want))], want)
+
+
+@theorem("28n", "Steps that are answered together give the same run as each by itself.", source="they stand for the other steps",
+         given=lambda: decodings(costs="tenths", cluster=True))
+def offers_change_nothing(x: Example) -> None:
+    same_run(play(x, offers=True), play(x))
 
 
 # --- 29: random draws are indexed by position ---

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,10 @@ from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov
-from model.steps import Steps
+from model.steps import Steps, declining
 from sim.engine.cluster import LINKS, STOPS, Cluster
 from sim.engine.events import Run, simulate
-from sim.theorems.theorem import Example, drawn, st
+from sim.theorems.theorem import Example, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -101,12 +102,22 @@ def steps(example: Example) -> Steps:
     return ppd.decode(parameters_of(example), [0], size(example))
 
 
-def play(example: Example, *, record: bool = False, per_layer: bool = False, **changes: Any) -> Run:
-    """Simulate an example's decoding, with fields replaced by `changes`; default cluster: the units that it reserves."""
+def play(example: Example, *, record: bool = False, per_layer: bool = False, offers: bool = False, **changes: Any) -> Run:
+    """Simulate an example's decoding, with fields replaced by `changes`; default cluster: the units that it reserves.
+
+    The algorithm makes all its steps itself; with `offers`, several may be answered together (28n).
+    """
     example = {**example, **changes}
     cluster = Cluster(**example["cluster"]) if "cluster" in example else Cluster(parameters_of(example).units)
     answers, tokens = world(example), size(example)
-    return simulate(steps(example), tokens, cluster, cost(example), answers, per_layer=per_layer, record=record)
+    own = steps(example) if offers else declining(steps(example))
+    return simulate(own, tokens, cluster, cost(example), answers, per_layer=per_layer, record=record)
+
+
+def same_run(got: Run, want: Run) -> None:
+    """Require that two runs are equal to the last bit."""
+    for field in fields(Run):
+        equal(field.name, getattr(got, field.name), getattr(want, field.name))
 
 
 def count_work(example: Example) -> CountedWork:

@@ -15,7 +15,7 @@ from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Model, Parameters
-from model.steps import Batch, CacheError, Commit, DraftLimit, Forward, LayerSpan, Read, Steps
+from model.steps import Batch, CacheError, Commit, DraftLimit, Forward, LayerSpan, Read, Steps, declining
 
 LAYERS = 5
 
@@ -25,7 +25,8 @@ def world(survivors: Sequence[int], prompt: int = 1) -> World:
 
 
 def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
-    """All steps of a process; passes are their own answers."""
+    """All steps of a process that declines offers; passes are their own answers."""
+    steps = declining(steps)
     found: list[Any] = []
     out = interpreter.CountedWork()
     answers.written, answers.generated = out.tokens, out.sequences

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,8 +29,10 @@ from model.steps import (
     Commit,
     DraftChain,
     DraftedChain,
+    DraftedRound,
+    DraftRounds,
     Fork,
-    ForkEach,
+    ForkJoin,
     Forward,
     Join,
     LayerSpan,
@@ -84,6 +87,9 @@ CHOICES: dict[str, tuple[Any, Any]] = {
     "skipdecode, no gaps": (skipdecode, skipdecode.Parameters(LAYERS, LAYERS, LAYERS, 1, 30)),
     "skipdecode, batch": (skipdecode, skipdecode.Parameters(LAYERS, 2, 5, 1, 30, sequences=2, batching="static")),
     "bild": (bild, bild.Parameters(LAYERS, 5)),
+    "bild, separate": (bild, bild.Parameters(LAYERS, 5, placement="separate")),
+    "bild, never sure": (bild, bild.Parameters(LAYERS, 5, fallback_threshold=0.0, rollback_threshold=2.5)),
+    "bild, never back": (bild, bild.Parameters(LAYERS, 5, rollback_threshold=float("inf"))),
     "bild as in its code": (bild, bild.Parameters(LAYERS, 5, variant="code")),
 }  # fmt: skip
 DRAWS = st.lists(st.integers(0, 5), min_size=2 * TOKENS, max_size=2 * TOKENS)
@@ -118,7 +124,7 @@ def test_declined_offers_change_nothing(case: str, cost: str, draws: list[int]) 
 
 
 @pytest.mark.parametrize("tokens", [1, 5, TOKENS])
-@pytest.mark.parametrize("case", ["plain", "skipdecode", "skipdecode, no gaps"])
+@pytest.mark.parametrize("case", ["plain", "skipdecode", "skipdecode, no gaps", "speculative", "bild"])
 def test_a_decoding_that_is_cut_short_ends_at_the_token_that_was_wanted(case: str, tokens: int) -> None:
     """The algorithm would decode more than the run asks for."""
     module, choice = CHOICES[case]
@@ -127,7 +133,93 @@ def test_a_decoding_that_is_cut_short_ends_at_the_token_that_was_wanted(case: st
         for steps in (module.decode(choice, [0], TOKENS), declining(module.decode(choice, [0], TOKENS)))
     ]
     assert runs[0] == runs[1]
-    assert len(runs[0].tokens) == len(runs[0].commits) == tokens
+    assert len(runs[0].tokens) >= tokens > sum(count for _, _, count in runs[0].commits[:-1])
+
+
+@pytest.mark.parametrize("cost", ["uniform", "by position"])
+@pytest.mark.parametrize("prompt", [1, 4])
+@pytest.mark.parametrize("case", ["speculative", "speculative, uncut", "bild", "bild, never sure"])
+def test_rounds_after_a_prompt(case: str, prompt: int, cost: str) -> None:
+    """Both models read the prompt first. The offer is accepted: the engine answers none of the reads."""
+    module, choice = CHOICES[case]
+    for seed in range(6):
+        draws = np.random.default_rng(seed).integers(0, 6, 2 * TOKENS).tolist()
+        runs = []
+        for decline in (False, True):
+            answers = world(case, draws)
+            answers.prompt = prompt
+            steps = module.decode(choice, [*range(prompt)], TOKENS)
+            runs.append(simulate(declining(steps) if decline else steps, TOKENS, Cluster(1), COSTS[cost], answers))
+        assert runs[0] == runs[1]
+        asked = mock.Mock(side_effect=AssertionError("a read was answered by itself"))
+        with mock.patch.object(type(answers), "read_each", asked), mock.patch.object(type(answers), "chain", asked):
+            answers.prompt = prompt
+            assert simulate(module.decode(choice, [*range(prompt)], TOKENS), TOKENS, Cluster(1), COSTS[cost], answers) == runs[0]
+
+
+@given(DRAWS, st.integers(0, 6), st.booleans(), st.integers(1, TOKENS))
+def test_rounds_answer_as_their_reads_do(draws: list[int], length: int, cut: bool, tokens: int) -> None:
+    """Also where outcomes are known of fewer positions than are drafted, and at any draft length."""
+    batching = {} if cut else {"sequences": 2, "batching": "continuous"}
+    choice = speculative.Parameters(LAYERS, length, **batching)
+    answers = World(1, LAYERS, drafts={"draft": DraftOutcomes("target", draws[:tokens])})
+    first, verify = Forward("draft", (0,), 0, LayerSpan(0, 1), heads=1), Forward("target", (0,), 0, WHOLE, heads=1)
+    found = answers.draft_rounds(DraftRounds(first, verify, length, tokens, cut, ("", "", "")))
+    seen, _ = driven(declining(speculative.decode(choice, [0], tokens)), answers, tokens)
+    assert found == [DraftedRound(step.drafted, len(step.tokens) - 1) for step in seen if isinstance(step, Commit)]
+
+
+@given(DRAWS, st.integers(1, 6), st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, TOKENS))
+def test_rounds_of_a_small_model_answer_as_their_reads_do(draws: list[int], length: int, threshold: float, tokens: int) -> None:
+    choice = bild.Parameters(LAYERS, length, fallback_threshold=threshold)
+    answers = world("bild", draws)
+    first, verify = Forward("draft", (0,), 0, LayerSpan(0, 1), heads=1), Forward("target", (0,), 0, WHOLE, heads=1)
+    step = DraftRounds(first, verify, length, tokens, True, ("", "", ""), threshold, 1.0)
+    found = answers.draft_rounds(step)
+    seen, _ = driven(declining(bild.decode(choice, [0], tokens)), answers, tokens)
+    commits = [each for each in seen if isinstance(each, Commit)]
+    assert found is not None
+    assert [each[:2] for each in found] == [(each.drafted, len(each.tokens) - 1) for each in commits]
+    unsure = [each.kind == "fallback" for each in commits if each.kind != "rollback"]
+    assert [each.unsure for each, commit in zip(found, commits, strict=True) if commit.kind != "rollback"] == unsure
+    for more in ({"distance": float("inf")}, {"confidence": None}, {"tokens": TOKENS + 2}):  # there no decisions are known
+        assert answers.draft_rounds(step._replace(**more)) is None
+
+
+def test_other_rounds_are_declined() -> None:
+    """Those of wrong tokens, other models, budgets, batches or early layers, with thresholds, or with answers of another rule."""
+
+    class Other(World):
+        def read(self, step: Read) -> Any:
+            return 0
+
+    class OtherLossy(Lossy):
+        def read(self, step: Read) -> Any:
+            return 0
+
+    first, verify = Forward("draft", (2, 3), 2, LayerSpan(0, 1), heads=1), Forward("target", (3,), 3, WHOLE, heads=1)
+    step = DraftRounds(first, verify, 2, 5, True, ("", "", ""))
+    outcomes = {"draft": DraftOutcomes("target", [1] * 9), "other": DraftOutcomes("draft", [1] * 9)}
+    answers, lossy = World(1, LAYERS, drafts=outcomes), Lossy(1, LAYERS, [STAYS] * 9)
+    unsure = step._replace(confidence=0.5, distance=1.0)
+    assert answers.draft_rounds(step) == [DraftedRound(2, 1), DraftedRound(2, 1), DraftedRound(0, 0)]
+    assert lossy.draft_rounds(unsure) == [DraftedRound(2, 2), DraftedRound(1, 1)]
+    assert answers.draft_rounds(unsure) is lossy.draft_rounds(step) is Lossy(1, LAYERS).draft_rounds(unsure) is None
+    assert Other(1, LAYERS, drafts=outcomes).draft_rounds(step) is OtherLossy(1, LAYERS, [STAYS] * 9).draft_rounds(unsure) is None
+    one = Batch.uniform((0,), 3, heads=1)
+    wrong = [
+        *(step._replace(verify=verify._replace(**more)) for more in (
+            {"tokens": (-3,)}, {"at": 4}, {"role": "draft"}, {"batch": one}, {"context_budget": 2},
+            {"layers": LayerSpan(0, 2)}, {"layers": LayerSpan(0, LAYERS, ((1, 2),))},
+        )),
+        *(step._replace(first=first._replace(**more)) for more in (
+            {"tokens": (2, -3)}, {"at": 1}, {"role": "target"}, {"batch": one},
+        )),
+    ]  # fmt: skip
+    for each in wrong:
+        assert answers.draft_rounds(each) is lossy.draft_rounds(each._replace(confidence=0.5, distance=1.0)) is None
+    for more in ({"role": "other"}, {"role": "unknown"}, {"state": first}):
+        assert answers.draft_rounds(step._replace(first=first._replace(**more))) is None
 
 
 @pytest.mark.parametrize("stop", [(1,), (7,), (TOKENS,), (99,)])
@@ -207,7 +299,7 @@ def test_many_passes_leave_the_rows_of_each(before: int, passes: int, span: Laye
     step = Forward("target", (before,), before, span, heads=1)
     for number in range(passes):
         one.write(step._replace(tokens=(before + number,), at=before + number))
-    all_.write_all(step, passes)
+    all_.write(step, passes)
     assert one.rows == all_.rows
 
 
@@ -226,50 +318,70 @@ def test_sub_processes_that_wait_or_travel_are_not_begun_together(case: str, mor
         assert runs[0] == runs[1]
 
 
-def forked(tokens: tuple[int, ...], units: tuple[int, ...], at: int = 1) -> Steps:
-    """Sub-processes of one pass each, by the offer or by the step that it stands for."""
-    task = yield ForkEach("target", tokens, at, BELOW, units)
-    if task is not None:
-        return (task,)
-    return (yield Fork(tuple([Forward("target", (token,), at, BELOW) for token in tokens]), units))
+def forked(
+    tokens: tuple[int, ...], units: tuple[int, ...], meanwhile: Forward, role: str = "target", below: LayerSpan = BELOW
+) -> Steps:
+    """Sub-processes of one pass each and a pass meanwhile, by the offer or by the steps that it stands for."""
+    at = meanwhile.at + 1
+    both = yield ForkJoin(role, tokens, at, below, units, meanwhile)
+    if both is not None:
+        out, task = both
+        return out, (task,)
+    tasks = yield Fork(tuple([Forward(role, (token,), at, below) for token in tokens]), units)
+    out = yield meanwhile
+    yield Join(tasks)
+    return out, tuple(tasks)
 
 
 def adopting(index: int) -> Steps:
     """Adopts one of three, and reads its output."""
     out = yield Forward("target", (0,), 0, BELOW, None, 1)
-    tasks = yield from forked((3, 1, 2), (1, 2, 3))
-    yield Forward("target", (0,), 0, ABOVE, out, 1)
-    yield Join(tasks)
+    _, tasks = yield from forked((3, 1, 2), (1, 2, 3), Forward("target", (0,), 0, ABOVE, out, 1))
     out = yield Adopt(tasks[index], 1, 2) if len(tasks) > 1 else Adopt(tasks[0], 1, 2, index)
     out = yield Forward("target", out.tokens, 1, ABOVE, out, 1)
     yield Commit("token", ((yield Read("next", out)),))
 
 
-def stopping(layers: int) -> Steps:
-    """Stops them after some layers of another pass."""
+def of_lengths(layers: int) -> Steps:
+    """The sub-processes end before the pass meanwhile, with it, or after it; then passes go on."""
     out = yield Forward("target", (0,), 0, BELOW, None, 1)
-    tasks = yield from forked((1, 2, 3), (1, 2, 3))
-    out = yield Forward("target", (0,), 0, LayerSpan(2, 2 + layers), out, 1)
-    yield Stop(tuple(tasks))
+    meanwhile = Forward("target", (0,), 0, LayerSpan(2, 2 + layers), out, 1)
+    out, _ = yield from forked((1, 2, 3), (1, 2, 3), meanwhile)
     yield Forward("target", (0,), 0, LayerSpan(2 + layers, LAYERS), out, 1)
     yield Forward("target", (5,), 1, WHOLE, None, 1)
     yield Commit("token", (1,))
 
 
-def stopped_with_their_parent(unit: int | None) -> Steps:
-    """A sub-process starts them, before or after a pass of its own, and is stopped."""
+def on_units(units: tuple[int, ...]) -> Steps:
+    """Units of a wrong kind: that of the pass meanwhile, one twice, or none of the cluster."""
+    out = yield Forward("target", (0,), 0, BELOW, None, 1, unit=0)
+    yield from forked((1,) * len(units), units, Forward("target", (0,), 0, ABOVE, out, 1))
+    yield Commit("token", (1,))
+
+
+def of_a_draft(layers: int) -> Steps:
+    """Sub-processes of another model, whose unit-time has another weight."""
+    draft = LayerSpan(0, layers)
+    yield Forward("draft", (0,), 0, draft)
+    yield from forked((1, 2), (1, 2), Forward("target", (0,), 0, WHOLE, None, 1), "draft", draft)
+    yield Commit("token", (1,))
+
+
+def of_a_sub_process(unit: int | None) -> Steps:
+    """A sub-process starts them, alone or not, and is stopped or joined."""
 
     def sub() -> Steps:
-        tasks = yield from forked((1, 2), (1, 2) if unit is None else (2, 3))  # any unit may be one of theirs
         yield Forward("target", (4,), 1, BELOW)
-        yield Join(tasks)
-        yield Forward("target", (4,), 1, LayerSpan(2, 4))
+        yield from forked((1, 2), (1, 2) if unit is None else (2, 3), Forward("target", (4,), 1, ABOVE, None, 1))
 
     yield Forward("target", (0,), 0, WHOLE, None, 1)
-    tasks = yield Fork((sub(),), (unit,))
-    yield Forward("target", (5,), 1, LayerSpan(0, 1), None, 1)
-    yield Stop(tuple(tasks))
-    yield Forward("target", (5,), 1, WHOLE, None, 1)
+    for stopped in (True, False):
+        tasks = yield Fork((sub(),), (unit,))
+        if stopped:
+            yield Forward("target", (5,), 1, LayerSpan(0, 3), None, 1)
+            yield Stop(tuple(tasks))
+        else:
+            yield Join(tuple(tasks))
     yield Commit("token", (1,))
 
 
@@ -279,22 +391,22 @@ def with_others(unit: int | None) -> Steps:
     others = yield Fork((Forward("target", (7,), 1, BELOW), Forward("target", (8,), 1, BELOW)), (unit, unit))
     if unit is not None:
         out = yield Forward("target", (0,), 0, LayerSpan(2, 3), out, 1)
-    tasks = yield from forked((1, 2), (1, 2))
-    yield Forward("target", (0,), 0, LayerSpan(out.layers.last, LAYERS), out, 1)
-    yield Join(tasks)
+    yield from forked((1, 2), (1, 2), Forward("target", (0,), 0, LayerSpan(out.layers.last, LAYERS), out, 1))
     yield Join(others)
     yield Commit("token", (1,))
 
 
-@pytest.mark.parametrize("stop", ["now", "layer", "pass"])
+@pytest.mark.parametrize("cost", [*COSTS, "dispatch", "link"])
 @pytest.mark.parametrize(("algorithm", "choice"), [
-    *((adopting, index) for index in range(3)), *((stopping, layers) for layers in (1, 2, 3)),
-    *((stopped_with_their_parent, unit) for unit in (1, None)), *((with_others, unit) for unit in (1, 2, 3, None)),
+    *((adopting, index) for index in range(3)), *((of_lengths, layers) for layers in (1, 2, 3)),
+    *((of_a_draft, layers) for layers in (0, 1)), *((of_a_sub_process, unit) for unit in (1, None)),
+    *((with_others, unit) for unit in (1, 2, 3, None)), *((on_units, units) for units in ((0, 1), (1, 1), (1, 7), (-1, 1), (1, 2))),
 ])  # fmt: skip
 @pytest.mark.parametrize("units", [3, 4, 6])
-def test_sub_processes_begun_together_are_as_separate_ones(algorithm: Any, choice: Any, units: int, stop: str) -> None:
+def test_sub_processes_made_with_a_pass_are_as_separate_ones(algorithm: Any, choice: Any, units: int, cost: str) -> None:
+    more = {key: UnitCost(LAYERS, cost_ratio=0.1, **{key: 0.5}) for key in ("dispatch", "link")}
     runs = [
-        simulate(steps, 1, Cluster(units, stop=stop), UnitCost(LAYERS), World(1, LAYERS, [1, 2]))
+        simulate(steps, 1, Cluster(units), {**COSTS, **more}[cost], World(1, LAYERS, [1, 2]))
         for steps in (algorithm(choice), declining(algorithm(choice)))
     ]
     assert runs[0] == runs[1]

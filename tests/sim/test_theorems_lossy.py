@@ -23,6 +23,7 @@ from model.methods.skipdecode import paths as skip_paths
 from model.methods.skipdecode import theory as skipping
 from model.methods.speculative import theory as speculative
 from model.steps import Forward, LayerSpan, Steps
+from sim.engine import events
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
 from tests.support.theorem_checks import (
@@ -183,6 +184,12 @@ def depths_upside_down(right: Any, parameters: Any, tokens: int, depths: Iterato
     return right(parameters, tokens, (parameters.layers + 1 - tile for tile in depths), *rest)
 
 
+def always_sure_in_rounds(right: Any, world: Lossy, step: Any) -> Any:
+    """No draft of the rounds that are answered together ends with an unsure pass."""
+    found = right(world, step)
+    return found and [each._replace(unsure=False) for each in found]
+
+
 FAULTS: list[tuple[str, str, Fault]] = [
     ("bild 18a", "one more", with_fault(plus_one, speculative, "target_runs")),
     ("bild 18b", "wasted runs are free", with_fault(free_when_unsure, bild_formulas, "prices")),
@@ -202,6 +209,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("bild 28a", "wasted runs are free", with_fault(free_when_unsure, bild_paths, "prices")),
     ("bild 28b", "read once more", with_fault(read_once_more, bild, "_decide")),
     ("bild 28c", "own token of the first", with_fault(lambda right, out, kept, guesses: right(out, 0, guesses), bild, "_own")),
+    ("bild 28n", "always sure", with_fault(always_sure_in_rounds, Lossy, "draft_rounds")),
     ("bild 29a", "decisions swapped", with_fault(decisions_swapped, Lossy, "__init__")),
     ("bild 29b", "thresholds swapped", with_fault(thresholds_swapped, Decisions, "decided")),
     ("bild 29c", "thresholds swapped", with_fault(thresholds_swapped, Decisions, "decided")),
@@ -210,6 +218,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("skipdecode 28a", "last column forgotten", with_fault(last_column_forgotten, batching.StaticBatching, "columns")),
     ("skipdecode 28b", "last column forgotten", with_fault(last_column_forgotten, batching.StaticBatching, "columns")),
     ("skipdecode 28c", "each sequence alone", with_fault(each_sequence_alone, batching.StaticBatching, "batches")),
+    ("skipdecode 28n", "counted once", with_fault(
+        lambda right, passes, width, _, positions: right(passes, width, 1, positions), events._KnownPass, "count_several",
+    )),
     ("skipdecode 30a", "rising", with_fault(lambda right, *args, **how: right(*args, **how)[::-1], skipping, "exit_layers")),
     ("skipdecode 30a", "now first, now last layers", with_fault(now_first_now_last, skipdecode, "skipped")),
     ("skipdecode 30b", "one more", with_fault(plus_one, skipping, "mean_layers")),

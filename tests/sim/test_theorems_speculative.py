@@ -207,6 +207,12 @@ LINKS_FORGOTTEN = with_fault(links_forgotten, drafter_prices, "round_prices")
 REJECTIONS_SWAPPED = with_fault(rejections_swapped, World, "__init__")
 EARLY_ON_RECORD = with_fault(early_on_record, events, "Span")
 
+def one_survives_less_of_rounds(right: Any, world: World, step: Any) -> Any:
+    """Of every round one token less is accepted; further rounds begin as before."""
+    found = right(world, step)
+    return found and [each._replace(accepted=max(each.accepted - 1, 0)) for each in found]
+
+
 FAULTS: list[tuple[str, str, Fault]] = [
     ("1a", "cap gamma", formula(draft_less, "target_runs")),
     ("1a", "no bonus token", BONUS_DROPPED),
@@ -277,6 +283,8 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28g", "half the time", PASSES_IN_HALF_THE_TIME),
     ("28h", "all kept", spoil(faulty_speculation.all_accepted)),
     ("28i", "heads by units", with_fault(heads_by_units, events._Engine, "__init__")),
+    ("28n", "one token read", with_fault(lambda right, passes, _, *rest: right(passes, 1, *rest), events._AlikePasses, "begun_at")),
+    ("28n", "one survives less", with_fault(one_survives_less_of_rounds, World, "draft_rounds")),
     ("29a", "rejections swapped", REJECTIONS_SWAPPED),
     ("29b", "outcomes swapped", with_fault(outcomes_swapped, sampler, "fixed")),
     ("29c", "long drafts thrown away", spoil(faulty_speculation.long_drafts_discarded)),

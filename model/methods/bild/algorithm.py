@@ -25,8 +25,8 @@ from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
 from model.methods.proposals import Known, Proposals, needs_lossy
-from model.methods.speculative.algorithm import DraftedToken, Model, start, verification_pass
-from model.steps import Commit, DraftChain, Forward, LayerSpan, Read, ReadEach, Step, Steps, ended
+from model.methods.speculative.algorithm import DraftedToken, Model, draft_pass, start, verification_pass
+from model.steps import Commit, DraftChain, DraftRounds, Forward, LayerSpan, Read, ReadEach, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
 UNSURE, UNLIKELY = 0.5, 1.0
@@ -171,6 +171,11 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         small = Model("target", parameters.exit_layer, 0, len(sequence) - 1)
         if small.rows:
             yield Forward("target", tuple(sequence[:-1]), 0, LayerSpan(0, parameters.layers))
+    if parameters.exit_layer is None and parameters.variant == "paper" and not stop:
+        first, verify_none = draft_pass(small, tuple(sequence[small.rows :])), verification_pass(large, sequence, ())
+        kinds, thresholds = ("rollback", "fallback", "cap"), (_fallback_threshold(parameters), _rollback_threshold(parameters))
+        if (yield DraftRounds(first, verify_none, parameters.max_draft_length, tokens, True, kinds, *thresholds)) is not None:
+            return
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         written = yield from write(parameters, small, sequence, min(parameters.max_draft_length, end - len(sequence) - 1))
         if parameters.exit_layer is None:
@@ -183,18 +188,18 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 def write(parameters: Parameters, model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, Draft]:
     """Draft at most `length` tokens after the sequence with the small model, until it is unsure."""
-    threshold = UNSURE if parameters.fallback_threshold is None else parameters.fallback_threshold
+    threshold = _fallback_threshold(parameters)
     guesses: list[DraftedToken] = []
     outputs: list[Any] = []
     if length and parameters.exit_layer is None:  # whose states of all passes are needed
         words = tuple(sequence[model.rows :])
-        chain = yield DraftChain(Forward(model.role, words, model.rows, model.span, heads=1, unit=model.unit), length, threshold)
+        chain = yield DraftChain(draft_pass(model, words), length, threshold)
         if chain is not None:
             model.rows += len(words) + len(chain.tokens) + chain.unsure - 1
             return Draft([DraftedToken(token, None) for token in chain.tokens], chain.unsure, outputs)
     ahead = list(sequence)
     while len(guesses) < length:
-        out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, model.span, heads=1, unit=model.unit)
+        out = yield draft_pass(model, tuple(ahead[model.rows :]))
         model.rows = len(ahead)
         outputs.append(out)
         token = yield Read("next", out)
@@ -223,7 +228,7 @@ def _decide(
 
     Return the number of positions that the small model may have read: all before the large model's token.
     """
-    threshold = UNLIKELY if parameters.rollback_threshold is None else parameters.rollback_threshold
+    threshold = _rollback_threshold(parameters)
     guesses = written.guesses
     kept, count = 0, len(guesses)
     distances: Any = None
@@ -250,6 +255,14 @@ def _decide(
         sequence.append((yield Read("next", out)))
         yield Commit("again", (sequence[-1],), 0)
     return read
+
+
+def _fallback_threshold(parameters: Parameters) -> float:
+    return UNSURE if parameters.fallback_threshold is None else parameters.fallback_threshold
+
+
+def _rollback_threshold(parameters: Parameters) -> float:
+    return UNLIKELY if parameters.rollback_threshold is None else parameters.rollback_threshold
 
 
 def _own(out: Any, kept: int, guesses: Sequence[DraftedToken]) -> Read:

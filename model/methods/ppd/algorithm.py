@@ -38,7 +38,7 @@ from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import MethodParameters
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
-from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, ForkEach, Forward, Join, LayerSpan, Read, Steps, Stop
+from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, ForkJoin, Forward, Join, LayerSpan, Read, Steps, Stop
 
 HEAD = 1  # logits for one position; steps have positional arguments here, because keywords slow the simulator by 2 %
 FORMS = ("literal", "eager", "nested", "flat")
@@ -300,11 +300,15 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collec
         out = yield Forward("target", (token,), at, span(depth, gap), out, HEAD)
         early = yield Read("top", out, -1, candidates)
         below, together = span(0, layers - gap), None
+        rest = Forward("target", (token,), at, span(gap, layers), out, HEAD)
         if len(places) > 1:
-            together = yield ForkEach("target", early, at + 1, below, places)
-        subs = (yield Fork(_ahead(early, at + 1, below, places), places)) if together is None else (together,)
-        out = yield Forward("target", (token,), at, span(gap, layers), out, HEAD)
-        yield Join(subs)
+            together = yield ForkJoin("target", early, at + 1, below, places, rest)
+        if together is None:
+            subs = yield Fork(_ahead(early, at + 1, below, places), places)
+            out = yield rest
+            yield Join(subs)
+        else:
+            out, *subs = together
         token, at = (yield Read(says, out)), at + 1
         match, done = token in early, at == end or token in stop
         yield Commit("match" if match else "miss", (token,))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -152,8 +151,9 @@ def decode(
     """
     parameters.check_tokens(tokens)
     layers, start, batched = parameters.layers, len(prompt) - 1, parameters.decoded_sequences > 1
-    span_of = cache(lambda budget: LayerSpan(0, layers, skipped(parameters, budget)))
-    spans = [span_of(budget) for budget in schedule(parameters, tokens)]
+    budgets = schedule(parameters, tokens)
+    span_of = {budget: LayerSpan(0, layers, skipped(parameters, budget)) for budget in set(budgets)}
+    spans = [span_of[budget] for budget in budgets]
     parts = prompt_parts(parameters, start)
     if not prompts:
         for first, last, span in parts:

@@ -69,6 +69,7 @@ from model.steps import (
     Commit,
     DraftChain,
     DraftLimit,
+    DraftRounds,
     Features,
     Forward,
     LayerSpan,
@@ -295,6 +296,11 @@ def decode(
         return
     sequence, end = list(prompt), len(prompt) + tokens
     drafter, target = (yield from start(parameters, sequence)), Model("target", parameters.layers, 0)
+    if not (stop or parameters.sampled):
+        first = draft_pass(drafter, tuple(sequence[drafter.rows :]))
+        verify_none = verification_pass(target, sequence, ())
+        if (yield DraftRounds(first, verify_none, parameters.draft_length, tokens, parameters.cut, ("round",) * 3)) is not None:
+            return
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room = end - len(sequence) - 1
         length = yield DraftLimit(min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
@@ -448,21 +454,24 @@ def draft(model: Model, sequence: Sequence[int], length: int) -> Generator[Step,
     After a completely accepted draft the first pass reads two tokens: the last drafted one and the target's own.
     """
     guesses: list[DraftedToken] = []
-    words, at = tuple(sequence[model.rows :]), model.rows
+    words = tuple(sequence[model.rows :])
     if length > 1 and not model.sampled:
-        first = Forward(model.role, words, at, model.span, None, 1, model.unit, context_budget=model.context_budget)
-        chain = yield DraftChain(first, length)
+        chain = yield DraftChain(draft_pass(model, words), length)
         if chain is not None:
-            model.rows = at + len(words) + length - 1
+            model.rows += len(words) + length - 1
             return [DraftedToken(token, None) for token in chain.tokens]
     for _ in range(length):
-        out = yield Forward(model.role, words, at, model.span, None, 1, model.unit, context_budget=model.context_budget)
+        out = yield draft_pass(model, words)
         token = yield Read(SAMPLED if model.sampled else GREEDY, out)
         guesses.append(DraftedToken(token, out))
-        at += len(words)
+        model.rows += len(words)
         words = (token,)
-    model.rows = at
     return guesses
+
+
+def draft_pass(model: Model, words: tuple[int, ...]) -> Forward:
+    """Pass of a draft model over `words`, from its first unread position on, with the logits of the last."""
+    return Forward(model.role, words, model.rows, model.span, None, 1, model.unit, context_budget=model.context_budget)
 
 
 def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -> Generator[Step, Any, list[list[DraftedToken]]]:

@@ -24,7 +24,7 @@ from model.methods.bild.threshold_decisions import Decisions, Independent
 from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import theory as speculative
 from model.outcomes.random_streams import BLOCK
-from model.steps import Read
+from model.steps import Read, declining
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
@@ -289,6 +289,17 @@ def tokens_and_segments(x: Example) -> None:
 
 
 # --- 29: outcomes by position, and thresholds ---
+
+
+@theorem("28n", "Steps that are answered together give the same run as each by itself.", source="they stand for the other steps",
+         given=lambda: _decodings(("paper", "code")))
+def offers_change_nothing(x: Example) -> None:
+    n, parameters = len(x["decisions"]), parameters_of(x)
+    together, alone = (
+        simulate(steps, n, Cluster(parameters.units), cost(x), _world(x))
+        for steps in (bild.decode(parameters, [0], n), declining(bild.decode(parameters, [0], n)))
+    )
+    pipelined_examples.same_run(together, alone)
 
 
 @theorem("29a", "Accepting a token in place of a rollback or a fallback never increases the segments.",

@@ -19,11 +19,11 @@ from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as sampler
 from model.methods.skipdecode import theory as formulas
-from model.steps import CacheError, Forward, LayerSpan
+from model.steps import CacheError, Forward, LayerSpan, declining
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
-from sim.theorems.pipelined_examples import CLOSE, in_quarters, integers, quarters
+from sim.theorems.pipelined_examples import CLOSE, in_quarters, integers, quarters, same_run
 from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
@@ -200,6 +200,12 @@ def batch_takes_as_long_as_its_longest_sequence(x: Example) -> None:
     equal("tokens", len(run.tokens), sum(lengths))
 
 
+@theorem("28n", "Steps that are answered together give the same run as each by itself.", source="they stand for the other steps",
+         given=lambda: _skips(sequences=1, layer_times=_several(8, 1, 6), wider=_several(2, 0, 3)))
+def offers_change_nothing(x: Example) -> None:
+    same_run(play(x, offers=True), play(x))
+
+
 # --- Playing an example ---
 
 
@@ -213,11 +219,12 @@ def parameters_of(x: Example) -> skipdecode.Parameters:
     )  # fmt: skip
 
 
-def play(x: Example) -> Run:
-    """Simulate an example's decoding."""
+def play(x: Example, *, offers: bool = False) -> Run:
+    """Simulate an example's decoding, each step by itself; with `offers`, several may be answered together (28n)."""
     n, parameters = _longest(x), parameters_of(x)
-    world = Lossy(1, x["layers"])
-    return simulate(skipdecode.decode(parameters, [0], n), parameters.total_tokens(n), Cluster(1), cost(x), world)
+    steps = skipdecode.decode(parameters, [0], n)
+    own = steps if offers else declining(steps)
+    return simulate(own, parameters.total_tokens(n), Cluster(1), cost(x), Lossy(1, x["layers"]))
 
 
 def cost(x: Example) -> UnitCost:

@@ -160,6 +160,8 @@ theorem("28h", "Events and counter generate the text of plain decoding, on any c
         source="exactness", given=_clusters)(engine_invariants.plain_text)
 theorem("28i", "Units beyond those reserved change nothing.", source="passes run in sequence",
         given=lambda: drafting(costs="tenths", spare=integers(1, 3)))(engine_invariants.spare_units)
+theorem("28n", "Steps that are answered together give the same run as each by itself.", source="they stand for the other steps",
+        given=lambda: drafting(outcomes="survive", costs="tenths"))(engine_invariants.offers_change_nothing)
 theorem("28j", "One more unit never makes a run longer.", source="false: a draft model on a separate unit needs a link",
         given=_clusters, expect="fails")(engine_invariants.fewer_units)
 
