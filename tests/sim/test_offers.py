@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from model.costs.layer_times import UnitCost
-from model.costs.step_costs import StepCosts
+from model.costs.step_costs import Floats, PassShape, StepCosts
 from model.interpret.interpreter import Cache, count
 from model.interpret.simulated_answers import STAYS, UNLIKELY, UNSURE, DraftOutcomes, Lossy, World
 from model.methods.autoregressive import algorithm as autoregressive
@@ -26,6 +27,7 @@ from model.methods.speculative import algorithm as speculative
 from model.steps import (
     Adopt,
     Batch,
+    CacheError,
     Commit,
     DraftChain,
     DraftedChain,
@@ -44,6 +46,7 @@ from model.steps import (
     Stop,
     declining,
 )
+from sim.engine import events
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support.position_costs import growing
@@ -138,9 +141,9 @@ def test_a_decoding_that_is_cut_short_ends_at_the_token_that_was_wanted(case: st
 
 @pytest.mark.parametrize("cost", ["uniform", "by position"])
 @pytest.mark.parametrize("prompt", [1, 4])
-@pytest.mark.parametrize("case", ["speculative", "speculative, uncut", "bild", "bild, never sure"])
+@pytest.mark.parametrize("case", ["speculative", "speculative, uncut", "bild", "bild, never sure", "speculative, separate"])
 def test_rounds_after_a_prompt(case: str, prompt: int, cost: str) -> None:
-    """Both models read the prompt first. The offer is accepted: the engine answers none of the reads."""
+    """Both models read the prompt first. The offer is accepted on one unit: the engine answers none of the reads."""
     module, choice = CHOICES[case]
     for seed in range(6):
         draws = np.random.default_rng(seed).integers(0, 6, 2 * TOKENS).tolist()
@@ -149,20 +152,22 @@ def test_rounds_after_a_prompt(case: str, prompt: int, cost: str) -> None:
             answers = world(case, draws)
             answers.prompt = prompt
             steps = module.decode(choice, [*range(prompt)], TOKENS)
-            runs.append(simulate(declining(steps) if decline else steps, TOKENS, Cluster(1), COSTS[cost], answers))
+            runs.append(simulate(declining(steps) if decline else steps, TOKENS, Cluster(choice.units), COSTS[cost], answers))
         assert runs[0] == runs[1]
+        if choice.units > 1:
+            continue
         asked = mock.Mock(side_effect=AssertionError("a read was answered by itself"))
         with mock.patch.object(type(answers), "read_each", asked), mock.patch.object(type(answers), "chain", asked):
             answers.prompt = prompt
             assert simulate(module.decode(choice, [*range(prompt)], TOKENS), TOKENS, Cluster(1), COSTS[cost], answers) == runs[0]
 
 
-@given(DRAWS, st.integers(0, 6), st.booleans(), st.integers(1, TOKENS))
-def test_rounds_answer_as_their_reads_do(draws: list[int], length: int, cut: bool, tokens: int) -> None:
+@given(DRAWS, st.integers(0, 6), st.booleans(), st.integers(1, TOKENS), st.integers(0, 3))
+def test_rounds_answer_as_their_reads_do(draws: list[int], length: int, cut: bool, tokens: int, unknown: int) -> None:
     """Also where outcomes are known of fewer positions than are drafted, and at any draft length."""
     batching = {} if cut else {"sequences": 2, "batching": "continuous"}
     choice = speculative.Parameters(LAYERS, length, **batching)
-    answers = World(1, LAYERS, drafts={"draft": DraftOutcomes("target", draws[:tokens])})
+    answers = World(1, LAYERS, drafts={"draft": DraftOutcomes("target", draws[: max(tokens - unknown, 0)])})
     first, verify = Forward("draft", (0,), 0, LayerSpan(0, 1), heads=1), Forward("target", (0,), 0, WHOLE, heads=1)
     found = answers.draft_rounds(DraftRounds(first, verify, length, tokens, cut, ("", "", "")))
     seen, _ = driven(declining(speculative.decode(choice, [0], tokens)), answers, tokens)
@@ -223,7 +228,7 @@ def test_other_rounds_are_declined() -> None:
 
 
 @pytest.mark.parametrize("stop", [(1,), (7,), (TOKENS,), (99,)])
-@pytest.mark.parametrize("case", ["plain", "skipdecode"])
+@pytest.mark.parametrize("case", ["plain", "skipdecode", "speculative", "bild"])
 def test_tokens_end_at_a_stop_token(case: str, stop: tuple[int, ...]) -> None:
     module, choice = CHOICES[case]
     wanted = min(stop[0], TOKENS)
@@ -289,18 +294,22 @@ def test_next_tokens_are_those_of_reads() -> None:
     assert Lossy(1, LAYERS, [STAYS] * 9).next_tokens(step) is None
 
 
-@given(st.integers(0, 3), st.integers(1, 5), st.sampled_from([WHOLE, LayerSpan(0, 2), LayerSpan(0, LAYERS, ((1, 3),))]))
-def test_many_passes_leave_the_rows_of_each(before: int, passes: int, span: LayerSpan) -> None:
-    """With and without skipped layers, also after passes through all layers."""
+@given(
+    st.integers(0, 3), st.integers(1, 5), st.sampled_from([WHOLE, LayerSpan(0, 2), LayerSpan(0, LAYERS, ((1, 3),))]), st.booleans()
+)
+def test_many_passes_leave_the_rows_of_each(before: int, passes: int, span: LayerSpan, tree: bool) -> None:
+    """With and without skipped layers, also after passes through all layers, and over several hypotheses."""
     one, all_ = Cache(), Cache()
     for cache in (one, all_):
         if before:
             cache.write(Forward("target", tuple(range(before)), 0, WHOLE))
+        if tree:
+            cache.write(Forward("target", (before, -7), before, WHOLE, tree=(-1, -1)))
     step = Forward("target", (before,), before, span, heads=1)
     for number in range(passes):
         one.write(step._replace(tokens=(before + number,), at=before + number))
     all_.write(step, passes)
-    assert one.rows == all_.rows
+    assert (one.rows, one.breadths) == (all_.rows, all_.breadths)
 
 
 @pytest.mark.parametrize("units", [1, 2, 3])
@@ -411,6 +420,84 @@ def test_sub_processes_made_with_a_pass_are_as_separate_ones(algorithm: Any, cho
     ]
     assert runs[0] == runs[1]
     assert runs[0].peak_units > 1
+
+
+def test_a_gap_is_an_error_also_of_sub_processes_made_with_a_pass() -> None:
+    with pytest.raises(CacheError, match="at position 1"):
+        simulate(of_a_draft_that_has_read_nothing(), 1, Cluster(3), UnitCost(LAYERS, cost_ratio=0.1), World(1, LAYERS))
+
+
+def of_a_draft_that_has_read_nothing() -> Steps:
+    """Sub-processes at position 1 of a model without rows."""
+    yield from forked((1, 2), (1, 2), Forward("target", (0,), 0, WHOLE, None, 1), "draft", LayerSpan(0, 1))
+    yield Commit("token", (1,))
+
+
+class EveryField(StepCosts):
+    """A pass takes another time for every value of every field of its shape, and at every position."""
+
+    layers, uniform = LAYERS, False
+
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        budget = 0 if shape.context_budget is None else 1 + shape.context_budget
+        fields = shape.layers.last, shape.role == "target", *shape[2:-1], budget
+        return np.asarray(at) + sum(float(np.asarray(value)) * 64.0**power for power, value in enumerate(fields, 1))
+
+
+class Warming(EveryField):
+    """The time of a pass depends on the number of passes before it."""
+
+    made = 0
+
+    def forward(self, step: Forward) -> float:
+        self.made += 1
+        return 1 / self.made
+
+
+def alike_passes() -> Steps:
+    """Passes that differ in what their times by position depend on."""
+    out = yield Forward("target", (0,), 0, WHOLE, heads=1)
+    for budget in (None, 2, 3):
+        yield Forward("draft", (0,), 0, WHOLE, heads=1, context_budget=budget)
+    yield Forward("target", (1, -2), 1, WHOLE, heads=2)
+    yield Forward("target", (1, -2), 1, WHOLE, heads=2, tree=(-1, -1))
+    one = yield Forward("target", (1,), 1, BELOW)
+    two = yield Forward("target", (2,), 2, BELOW)
+    yield Forward("target", (1, 2), 1, ABOVE, (one, two), 1)
+    both = yield Forward("target", (1, 2), 1, BELOW)
+    yield Forward("target", (1, 2), 1, ABOVE, both, 1)
+    yield Forward("target", (0,), 1, WHOLE, batch=Batch.uniform((0,), 1))
+    yield Forward("target", (1,), 1, WHOLE, batch=Batch.uniform((1,), 1))
+    for heads in ((2, 0), (1, 1)):
+        batch = Batch((0, 1), (1, 1), (2, 2), heads)
+        yield Forward("target", (1, 2, 1, 2), 1, WHOLE, heads=2, batch=batch)
+    yield Commit("token", ((yield Read("next", out)),))
+
+
+def test_times_from_tables_are_those_of_each_pass() -> None:
+    cost, seen = EveryField(), []
+    with mock.patch.object(events.SimulatedClock, "go_on", lambda clock, seconds: seen.append(seconds) or seconds):
+        simulate(alike_passes(), 1, Cluster(1), cost, World(1, LAYERS))
+    passes: list[Forward] = []
+
+    def recorded() -> Steps:
+        steps, answer = alike_passes(), None
+        while True:
+            step = steps.send(answer)
+            passes.extend([step] if isinstance(step, Forward) else [])
+            answer = yield step
+
+    simulate(recorded(), 1, Cluster(1), cost, World(1, LAYERS))
+    assert seen == [cost.forward(step) for step in passes]
+    assert len({*seen}) == len(seen) - 1  # both numbered sequences are alike
+
+
+@pytest.mark.parametrize("case", ["speculative", "bild", "plain", "recursive"])
+def test_times_that_depend_on_earlier_passes_come_from_no_table(case: str) -> None:
+    draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
+    one, other = (decoded(case, draws, Warming(), declined=declined) for declined in (False, True))
+    assert one == other
+    assert one.busy < one.passes
 
 
 @pytest.mark.parametrize("how", [{"record": True}, {"per_layer": True}])
