@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappush
-from itertools import accumulate, groupby, pairwise, repeat
+from itertools import accumulate, groupby, repeat
 from typing import Any, NamedTuple
 
 from simpy import Environment
@@ -483,8 +483,9 @@ class _Engine:
         """
         busy, draft_time, target_time, share = self.busy, self.draft_time, self.target_time, self.draft_devices
         times = self.env.go_on_each(seconds)
-        for known, (before, after) in zip(made, pairwise(times), strict=True):
-            took = after - before
+        before = times[0]
+        for known, after in zip(made, times[1:], strict=True):
+            took, before = after - before, after
             if known.is_target:
                 target_time += took - known.overhead
                 busy += took

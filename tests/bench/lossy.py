@@ -23,7 +23,7 @@ from tests.bench.measure import Benchmark, rate
 
 LAYERS, DRAFT, COST_RATIO = 24, 10, 0.25
 CHOICE, COST, LAW = bild.Parameters(LAYERS, DRAFT), UnitCost(LAYERS, cost_ratio=COST_RATIO), Independent(0.11, 0.01)
-SKIPPING = skipdecode.Parameters(LAYERS, 8, 16, 60, 188)
+SKIPPING, EVEN = skipdecode.Parameters(LAYERS, 8, 16, 60, 188), UnitCost(LAYERS)
 
 Decisions = Sequence[int]
 Body = Generator[simpy.Event, Any, None]
@@ -60,7 +60,7 @@ def by_hand(decisions: Decisions) -> float:
 
 def skipping(tokens: int) -> float:
     """Makespan of SkipDecode in our simulator."""
-    return events.simulate(skipdecode.decode(SKIPPING, [0], tokens), tokens, Cluster(1), UnitCost(LAYERS), Lossy(1, LAYERS)).latency
+    return events.simulate(skipdecode.decode(SKIPPING, [0], tokens), tokens, Cluster(1), EVEN, Lossy(1, LAYERS)).latency
 
 
 def skipping_by_hand(tokens: int) -> float:
@@ -112,7 +112,7 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
         return lambda: rate(blocks * random_streams.BLOCK * tokens, lambda: [do(block) for block in range(blocks)])
 
     walked = tokens_of(lambda block: walk(tokens, block))
-    skipped = tokens_of(lambda block: skip_paths.walk(SKIPPING, tokens, UnitCost(LAYERS), iter(())))
+    skipped = tokens_of(lambda block: skip_paths.walk(SKIPPING, tokens, EVEN, iter(())))
     return [
         Benchmark("bild-events", "sequences/s", decodings(ours), decodings(by_hand), "SimPy by hand, one resource", 0.5),
         Benchmark("bild-paths", "tokens/s", walked, lambda: 1e7, "10 million tokens per second", 1),
