@@ -7,13 +7,18 @@ times without SimPy: it is the least that any program takes. What the simulator 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
 
 from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassSeconds
+from model.hardware import profile_files
+from model.hardware.profile_costs import ProfileCosts
 from model.interpret.simulated_answers import UNLIKELY, UNSURE, DraftOutcomes, World
+from model.methods.speculative.algorithm import Parameters, decode
 from model.outcomes import random_streams
 from model.steps import Adopt, Commit, Fork, Forward, Join, LayerSpan, Read, Steps
 from sim.engine.cluster import Cluster
@@ -53,6 +58,20 @@ def bild_times(decisions: Sequence[int]) -> Times:
         while kept < written and decisions[at + kept] != UNLIKELY:
             kept += 1
         at += kept + 1
+
+
+@cache
+def on_hardware() -> PassSeconds:
+    """Times on a GPU, with the first layers of the target as the draft."""
+    profile = ProfileCosts(profile_files.load("h100-llama-3.1-8b"))
+    return PassSeconds({"target": profile, "draft": profile}, prompt=512)
+
+
+def speculative_on_hardware(survivors: Sequence[int]) -> float:
+    """Makespan of speculative decoding in our simulator, with passes that take longer at each position."""
+    choice, tokens = Parameters(32, speculative.DRAFT_LENGTH, draft_layers=4), len(survivors)
+    world = World(1, choice.layers, drafts={"draft": DraftOutcomes("target", survivors)})
+    return simulate(decode(choice, [0], tokens), tokens, Cluster(1), on_hardware(), world).latency
 
 
 def skipdecode_times(tokens: int) -> Times:
@@ -214,6 +233,11 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
                       all_of(lambda each, times=pair.times: bare_loop(times(each)), pair.inputs),  # type: ignore[misc]
                       "a loop that adds the times", None),
         ]  # fmt: skip
+    rows = pairs(sequences, tokens)["speculative"].inputs
+    found.append(
+        Benchmark("steps-of-speculative-on-hardware", "sequences/s", all_of(speculative_on_hardware, rows),
+                  all_of(speculative.ours, rows), "ours in layer-times", None)
+    )  # fmt: skip
     for name, kind in KINDS.items():
         found.append(
             Benchmark(f"steps-{name}", "steps/s", lambda kind=kind: rate(steps, lambda: of_kind(kind, steps)),  # type: ignore[misc]
