@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.advice.situation import Inputs
     from sim.maps.method_map import MethodMap
     from sim.reporting.report_document import ReportDocument
-    from sim.serving.study import Study
+    from sim.serving.study_results import Study
 
 __version__ = "0.1.0"
 

@@ -152,7 +152,7 @@ def serve(
     from sim.advice.option_values import milliseconds, numbers, single
     from sim.advice.situation import Inputs
     from sim.runs.environment import versions
-    from sim.serving import policies, study, study_text
+    from sim.serving import policies, study, study_results
     from sim.serving.draft_placement import DraftPlacement
 
     if settings is not None:
@@ -200,7 +200,7 @@ def serve(
     elif settings is not None:
         print("\n".join(found.lines(settings)))
     else:
-        print(study_text.text(found), end="")
+        print(study_results.text(found), end="")
         print("".join(f"{path}\n" for path in written), end="")
 
 
@@ -242,7 +242,7 @@ def run_scenario(
     dry_run: bool, as_json: bool, draw: bool, progress: Callable[[float, int, str], None] | None,
 ) -> None:  # fmt: skip
     """`sim run` of a scenario with [load]: write its tables, and print a study for each combination of its axes."""
-    from sim.serving import load_scenario, serving_run, study, study_text
+    from sim.serving import load_scenario, serving_run, study, study_results
 
     tables = _tables(source, overrides)
     if dry_run:
@@ -266,7 +266,7 @@ def run_scenario(
     for at, each in zip(made.axes, made.studies, strict=True):
         if at:
             print(", ".join(f"{path} = {value}" for path, value in at.items()))
-        print(study_text.text(each))
+        print(study_results.text(each))
     kept = f"; {made.resumed} of {made.resumed + made.computed} runs were kept from before" if made.resumed else ""
     print(f"results: {made.out / 'results.parquet'}, .csv{kept}")
     if drawn:

@@ -26,9 +26,10 @@ from sim.runs import dask_cluster, executor, sweep
 from sim.runs.atomic_files import is_unchanged, locked, parquet, write_content, write_whole
 from sim.runs.environment import versions
 from sim.runs.executor import Executor, LocalProcesses
-from sim.serving import load_scenario, study
+from sim.serving import load_scenario, study, study_results
 from sim.serving.load_scenario import Tables
-from sim.serving.study import RequestProgress, RunOf, ServedRun, Study, StudyPlan
+from sim.serving.study import RequestProgress, RunOf, ServedRun, StudyPlan
+from sim.serving.study_results import Study
 
 KIND = "serving"
 FILE = "serving.json"
@@ -56,8 +57,8 @@ class Served:
     def document(self) -> dict[str, Any]:
         """The results as JSON values."""
         return {
-            "kind": f"{KIND}-run", "schema_version": study.SCHEMA_VERSION, "out": str(self.out), "scenario": self.tables,
-            "versions": versions(), "table": [study.plain_values(row) for row in self.table.to_dicts()],
+            "kind": f"{KIND}-run", "schema_version": study_results.SCHEMA_VERSION, "out": str(self.out), "scenario": self.tables,
+            "versions": versions(), "table": [study_results.plain_values(row) for row in self.table.to_dicts()],
             "points": [{"axes": at, **each.document()} for at, each in zip(self.axes, self.studies, strict=True)],
         }  # fmt: skip
 
@@ -130,7 +131,7 @@ def _run(
         {**at, **row} for at, found in zip(_plain(axes), studies, strict=True)
         for row in found.rows
     ]  # fmt: skip
-    table = pl.DataFrame([study.plain_values(row) for row in rows], infer_schema_length=None, strict=False)
+    table = pl.DataFrame([study_results.plain_values(row) for row in rows], infer_schema_length=None, strict=False)
     write_whole(folder / "results.parquet", parquet(table))
     write_whole(folder / "results.csv", table.write_csv)
     document = {
@@ -201,7 +202,7 @@ def _content(made: ServedRun) -> bytes:
     """Content of the file of a run."""
     series = None if made.series is None else {"rows": made.series.rows, "span": made.series.span}
     document = {
-        "figures": study.plain_values(made.figures), "stable": made.stable, "within_slo": made.within_slo, "series": series
+        "figures": study_results.plain_values(made.figures), "stable": made.stable, "within_slo": made.within_slo, "series": series
     }  # fmt: skip
     return strict_json.dumps(document).encode("utf-8")
 

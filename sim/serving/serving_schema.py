@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from model.base.table_records import documented
 from model.serving.records.recorder import TimeSeries
 from model.serving.scheduler import ServerSettings
-from sim.serving import draft_schedules, study
+from sim.serving import draft_schedules, study_results
 from sim.serving.load_scenario import SECTIONS
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -34,7 +34,7 @@ def of_scenarios() -> dict[str, Any]:
 
 def of_output() -> dict[str, Any]:
     """The schema of the document of `sim serve --json` (JSON Schema 2020-12)."""
-    spread = {f"{name}{end}": _OR_NULL["number"] for name in study.SPREAD for end in ("", "_low", "_high")}
+    spread = {f"{name}{end}": _OR_NULL["number"] for name in study_results.SPREAD for end in ("", "_low", "_high")}
     rows = {
         "rate": _OR_NULL["number"], "concurrency": _OR_NULL["integer"], "policy": _TEXT, **spread, "mean_running": _NUMBER,
         "utilization": _NUMBER, "draft_utilization": _OR_NULL["number"], "gpus": _WHOLE, "output_tokens_per_s_per_gpu": _NUMBER,
@@ -48,7 +48,7 @@ def of_output() -> dict[str, Any]:
     settings = {name: {"type": ["number", "boolean", "null"]} for name in ServerSettings.names()}
     evidence = {"input": _TEXT, "value": _TEXT, "source": _TEXT, "kind": {"enum": ["measured", "published", "assumed", "prior"]}}
     keys = {
-        "kind": {"const": study.KIND}, "schema_version": {"const": study.SCHEMA_VERSION}, "verdict": _TEXT,
+        "kind": {"const": study_results.KIND}, "schema_version": {"const": study_results.SCHEMA_VERSION}, "verdict": _TEXT,
         "model": _OR_NULL["string"], "gpu": _OR_NULL["string"], "tensor_parallel": _WHOLE, "replicas": _WHOLE, "table": _list(rows),
         "settings": _object(settings), "workload": _object({"prompt": _NUMBER, "output": _NUMBER}), "schedule": _list(schedule),
         "switch_off_running": _OR_NULL["integer"],

@@ -19,7 +19,7 @@ from model.base.checks import ParameterError
 from model.serving.records import measures
 from model.serving.records.recorder import Recorder
 from sim.commands.sim_app import app
-from sim.serving import policies, study, traces
+from sim.serving import policies, study, study_results, traces
 from tests.support.serving import trace
 
 LAW = ("--engine-law", "vllm-llama-3.1-8b-eagle3-h100")
@@ -47,7 +47,7 @@ def test_rows_have_the_figures_of_each_load_and_policy() -> None:
         (rate, policy) for rate in (2, 50) for policy in ("off", "static:2", "vllm:[[1,2,3],[3,99,0]]")
     ]
     for row in rows:
-        for name in study.SPREAD:
+        for name in study_results.SPREAD:
             assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"], name
         for name in measures.TIMES:
             assert row[f"p50_{name}_ms"] <= row[f"p90_{name}_ms"] <= row[f"p99_{name}_ms"]
@@ -370,7 +370,7 @@ def test_a_growing_queue_is_called_unstable() -> None:
 
 @given(st.floats(0.1, 10), st.lists(st.floats(0.1, 10), min_size=2, max_size=6))
 def test_an_interval_holds_its_value(value: float, drawn: list[float]) -> None:
-    low, high = study.interval(value, drawn)
+    low, high = study_results.interval(value, drawn)
     assert low <= value <= high
     assert low <= np.exp(np.log(drawn).mean()) <= high * (1 + 1e-9)
 

@@ -13,7 +13,7 @@ from model.base.checks import ParameterError
 from model.serving.loads import TracedLoad, TracedRequests
 from model.serving.step_prices import RaggedPass
 from sim.commands.sim_app import app
-from sim.serving import load_scenario, policies, study
+from sim.serving import load_scenario, policies, study, study_results
 from sim.serving.served_methods import DraftTrees
 
 LAW = "sglang-qwen3-235b-a22b"
@@ -24,7 +24,7 @@ def policy(shape: str = "full", rates: Any = ROW, **more: Any) -> str:
     return "tree:" + json.dumps({"shape": shape, "rank_rates": rates, **more})
 
 
-def served(*names: str, load: dict[str, Any] | None = None, acceptance: Any = None, **server: Any) -> study.Study:
+def served(*names: str, load: dict[str, Any] | None = None, acceptance: Any = None, **server: Any) -> study_results.Study:
     of = {"engine_law": LAW} if acceptance is None else {"engine_law": LAW, "acceptance_by_position": acceptance}
     return study.serve(load_scenario.inputs_of({
         "scenario": {"name": "trees", "replications": 2}, "system": of,

@@ -21,7 +21,17 @@ from model.serving.step_prices import LayerShare, RaggedPass
 from sim.commands.sim_app import app
 from sim.reporting import scenario_toml
 from sim.runs.sweep import RunError
-from sim.serving import draft_schedules, load_scenario, served_methods, server_trace, serving_run, serving_schema, study, traces
+from sim.serving import (
+    draft_schedules,
+    load_scenario,
+    served_methods,
+    server_trace,
+    serving_run,
+    serving_schema,
+    study,
+    study_results,
+    traces,
+)
 from sim.serving.study import RunOf
 
 LAW = "sglang-qwen3-235b-a22b"
@@ -40,7 +50,7 @@ def tables(**changes: dict[str, Any]) -> dict[str, Any]:
 def test_rows_are_those_of_the_study(tmp_path: Path) -> None:
     made = serving_run.run(tables(), out=tmp_path / "run", jobs=1)
     found = study.serve(load_scenario.inputs_of(tables()))
-    rows = [study.plain_values(row) for row in found.rows]
+    rows = [study_results.plain_values(row) for row in found.rows]
     assert made.table.to_dicts() == rows
     assert pl.read_parquet(tmp_path / "run" / "results.parquet").equals(made.table)
     assert pl.read_csv(tmp_path / "run" / "results.csv").height == 4
@@ -63,7 +73,7 @@ def test_gain_and_regret_compare_runs_of_the_same_requests(load: dict[str, Any])
     assert (off["gain_over_off_low"], off["gain_over_off_high"]) == (1, 1)  # in pairs
     assert oracle["regret"] < 0  # no engine can
     alone = study.serve(load_scenario.inputs_of(tables(load=load, server={"policies": ["static:1"]})))
-    assert study.plain_values(alone.rows[0])["gain_over_off"] is None
+    assert study_results.plain_values(alone.rows[0])["gain_over_off"] is None
 
 
 def test_axes_are_studies_of_their_own(tmp_path: Path) -> None:
@@ -236,7 +246,7 @@ def test_drafts_stop_paying_where_the_closed_form_says_with_an_interval() -> Non
     assert study.serve(load_scenario.inputs_of(tables(server={"policies": ["off"]}))).off_from == draft_schedules.NOWHERE
 
 
-def wide_prices(found: study.Study) -> Any:
+def wide_prices(found: study_results.Study) -> Any:
     return study.LawPrices(found.situation.law)
 
 
@@ -418,7 +428,7 @@ METHODS = [
 LLAMA = {"system": {"engine_law": None, "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm"}}
 
 
-def with_methods(*policies: str, **changes: Any) -> study.Study:
+def with_methods(*policies: str, **changes: Any) -> study_results.Study:
     own = [each.replace(',"layers":8', "").replace('"exit_layer":8', '"exit_layer":32') for each in policies]
     return study.serve(load_scenario.inputs_of(tables(server={"policies": own}, **LLAMA, **changes)))
 
