@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT = "model/test_account.py"
+OFFERS = "sim/test_offers.py"
 PPD = ("model/test_stages.py", "model/test_ppd.py", "model/test_interpreter_counter.py", "sim/test_events.py", ACCOUNT)
 ARGUMENTS = "project/test_arguments.py"
 HIERARCHICAL = ("model/test_hierarchical.py", "sim/test_hierarchical_exact.py")
@@ -32,9 +33,9 @@ BEAM = ("model/test_beam.py", "model/test_position_costs_beam.py")
 HARDWARE = ("model/test_cost_models.py",)
 TESTS = {
     "model.methods.ppd.theory": PPD,
-    "model.methods.ppd.algorithm": PPD,
+    "model.methods.ppd.algorithm": (*PPD, OFFERS),
     "model.methods.stages": PPD,
-    "model.methods.speculative.algorithm": ("model/test_speculative_algorithm.py", "sim/test_output_law.py"),
+    "model.methods.speculative.algorithm": ("model/test_speculative_algorithm.py", "sim/test_output_law.py", OFFERS),
     "model.methods.rounds.round_laws": ROUNDS,
     "model.methods.rounds.prices_of_rounds": ROUNDS,
     "model.methods.rounds.round_walks": ROUNDS,
@@ -55,7 +56,7 @@ TESTS = {
     "model.methods.bild.theory": (ARGUMENTS, "model/test_bild_theory.py", "model/test_bild_algorithm.py"),
     "model.methods.bild.finite_bild": ("model/test_bild_algorithm.py", "model/test_many_costs.py"),
     "model.costs.many_costs": ("model/test_many_costs.py",),
-    "model.methods.bild.algorithm": ("model/test_bild_algorithm.py",),
+    "model.methods.bild.algorithm": ("model/test_bild_algorithm.py", OFFERS),
     "model.methods.bild.threshold_decisions": ("model/test_threshold_decisions.py", "model/test_bild_algorithm.py"),
     "model.architectures.transformer": ("model/test_transformer.py", "model/test_layer_parts.py"),
     "model.architectures.layer_parts": ("model/test_layer_parts.py",),
@@ -64,7 +65,7 @@ TESTS = {
     "model.methods.skipdecode.theory": (
         "model/test_skipdecode_theory.py", "sim/test_skipping.py", "model/test_position_costs_skipdecode.py",
     ),
-    "model.methods.skipdecode.algorithm": ("sim/test_skipping.py",),
+    "model.methods.skipdecode.algorithm": ("sim/test_skipping.py", OFFERS),
     "model.methods.early_exit.theory": ("model/test_early_exit_theory.py", "sim/test_skipping.py"),
     "model.methods.early_exit.finite_early_exit": ("sim/test_skipping.py", "model/test_position_costs_early_exit.py"),
     "model.methods.early_exit.algorithm": ("sim/test_skipping.py",),
