@@ -67,9 +67,11 @@ def moments_of_points(points: Sequence[StagePoint]) -> Floats:
         else:
             together.setdefault((n, tuple(stage.on_match for stage in steps)), []).append(index)
     for n, where in counted.items():
-        for start in range(0, len(where), size := max(_CELLS // n, 1)):
-            own = where[start : start + size]
-            found[:, own] = _moments_of_counts([points[index] for index in own], n)
+        laws = {id(points[index].law): points[index].law for index in where}
+        place = {name: number for number, name in enumerate(laws)}
+        law = np.array([place[id(points[index].law)] for index in where])
+        miss, match = (np.array([points[index].steps[stage][:2] for index in where], dtype=np.float64).T for stage in (0, 1))
+        found[:, where] = moments_of_counts(miss, match, n, [*laws.values()], law)
     for (n, on_match), where in together.items():
         found[:3, where] = _forward_moments([points[index] for index in where], n, on_match)
         found[3, where] = np.nan
@@ -80,16 +82,35 @@ _CELLS = 60_000
 """Numbers of matches x points of a block that stays in the cache of a processor."""
 
 
-def _moments_of_counts(points: Sequence[StagePoint], n: int) -> Floats:
-    """Moments of two stages at uniform costs, from the distribution of the number of matches; shape (4, points)."""
-    laws = {id(point.law): point.law for point in points}
-    place = {name: number for number, name in enumerate(laws)}
-    mass = np.stack([law.pmf(n - 1) for law in laws.values()])[[place[id(point.law)] for point in points]]
-    miss, match = (np.array([point.steps[stage][:2] for point in points], dtype=np.float64).T for stage in (0, 1))
-    time, busy = (n * miss + np.arange(n)[:, None, None] * (match - miss)).transpose(1, 2, 0)
-    mean = (mass * time).sum(axis=1)
-    variance = (mass * (time - mean[:, None]) ** 2).sum(axis=1)
-    return np.stack([mean, variance, (mass * busy).sum(axis=1), (mass * (busy / time)).sum(axis=1)])
+def moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[Law], law: NDArray[np.intp]) -> Floats:
+    """`moments` of many decodings with two stages at uniform costs, from the distribution of the number of matches.
+
+    Parameters
+    ----------
+    miss, match
+        Time and unit-time of a token in stage 0, and after a match; shape (2, points).
+    tokens
+        Tokens of each decoding.
+    laws, law
+        Distinct laws, and the index of each point's law.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = moments_of_counts(np.array([[4.0], [4.0]]), np.array([[2.0], [4.0]]), 2, [Iid(0.5)], np.zeros(1, dtype=np.intp))
+    >>> found.T.round(6).tolist()  # one match or none: a time of 6 or 8, and a unit-time of 8
+    [[7.0, 1.0, 8.0, 1.166667]]
+    """
+    mass, count = np.stack([each.pmf(tokens - 1) for each in laws]), np.arange(tokens)
+    matches = mass @ count
+    spread = (mass * (count - matches[:, None]) ** 2).sum(axis=1)
+    start, saved = tokens * miss, match - miss
+    time, busy = start + saved * matches[law]
+    ratio = np.empty(law.size)
+    size = max(_CELLS // tokens, 1)
+    for at in range(0, law.size, size):
+        part = slice(at, at + size)
+        each_time, each_busy = start[:, part, None] + saved[:, part, None] * count
+        ratio[part] = np.einsum("pc,pc->p", mass[law[part]], np.divide(each_busy, each_time, out=each_busy))
+    return np.stack([time, spread[law] * saved[0] ** 2, busy, ratio])
 
 
 def _forward_moments(points: Sequence[StagePoint], n: int, on_match: tuple[int, ...]) -> Floats:

@@ -10,7 +10,7 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.ppd.algorithm import Parameters, main_process
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
-from model.methods.stages import Stage, StagePoint, moments_of_points
+from model.methods.stages import Stage, StagePoint, moments_of_counts, moments_of_points
 from model.outcomes.outcome_laws import Iid, Law, Markov, constant_rates
 
 Floats = NDArray[np.float64]
@@ -152,11 +152,16 @@ def expected_units_ratio(
     d, exit_at, n = _shape(layers, exit_layer, tokens)
     _upper_half(d, exit_at, "Theorem 4.1's compute")
     k = checks.whole_array("candidates", candidates, 1)
-    mass = _binomial(n - 1, checks.array("match_rate", match_rate, 0, 1))
+    p = checks.array("match_rate", match_rate, 0, 1)
+    return np.asarray(1 + k * (d - exit_at) * n * _of_distinct(_mean_inverse_time, d, exit_at, n, p))
+
+
+def _mean_inverse_time(d: Floats, exit_at: Floats, n: Floats, p: Floats) -> Floats:
+    """E[1 / T] of arrays of one shape (points,)."""
+    mass = _of_distinct(_binomial, n - 1, p)
     saved = (d - exit_at)[..., None] * np.arange(mass.shape[-1])
     # Columns beyond the number of tokens have zero mass; their time must only be nonzero.
-    time = np.maximum((d * n)[..., None] - saved, 1.0)
-    return np.asarray(1 + k * (d - exit_at) * n * (mass / time).sum(axis=-1))
+    return np.asarray((mass / np.maximum((d * n)[..., None] - saved, 1.0)).sum(axis=-1))
 
 
 # --- Other laws of the matches ----------------------------------------------------------------------------------------
@@ -526,6 +531,10 @@ def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
     """`_summed` at points whose costs differ in numbers only: times of passes are computed once for all costs."""
     parameters, tokens, size = points.parameters, points.tokens, int(points.price.max()) + 1
     together = stages(parameters, points.cost, tokens)
+    units, plain = np.full(points.law.size, float(parameters.units)), parameters.plain_time(tokens, points.cost)[points.price]
+    if len(together) == 2 and points.cost.uniform:
+        miss, match = (np.array([np.broadcast_to(each, size) for each in stage[:2]])[:, points.price] for stage in together)
+        return Prediction(*moments_of_counts(miss, match, tokens, points.laws, points.law), units, plain)
     columns = [(np.broadcast_to(time, size).tolist(), np.broadcast_to(busy, size).tolist()) for time, busy, _ in together]
     steps = [
         tuple(Stage(time[each], busy[each], of.on_match) for of, (time, busy) in zip(together, columns, strict=True))
@@ -533,9 +542,7 @@ def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
     ]
     pairs = zip(points.price.tolist(), points.law.tolist(), strict=True)
     found = moments_of_points([StagePoint(steps[price], tokens, points.laws[law]) for price, law in pairs])
-    latency, variance, busy, ratio = found
-    units, plain = np.full(points.law.size, float(parameters.units)), parameters.plain_time(tokens, points.cost)[points.price]
-    return Prediction(latency, variance, busy, ratio, units, plain)
+    return Prediction(*found, units, plain)
 
 
 def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:
@@ -694,6 +701,18 @@ def _law_of_latency(layers: int, exit_layer: int, tokens: int, law: Law) -> tupl
         return np.array([float(d * n)]), np.array([1.0])
     mass = law.pmf(n - 1)
     return d * n - (d - exit_at) * np.arange(n - 1, -1, -1.0), mass[::-1]
+
+
+def _of_distinct(function: Callable[..., Floats], *arguments: Floats) -> Floats:
+    """A function of arrays, evaluated once for equal arguments; it takes arrays of shape (points,) and may add axes at the end."""
+    extent = np.broadcast_shapes(*(each.shape for each in arguments))
+    flat = [np.broadcast_to(each, extent).reshape(-1) for each in arguments]
+    key = np.zeros(flat[0].size, dtype=np.intp)
+    for each in flat:
+        values, index = np.unique(each, return_inverse=True)
+        _, first, key = np.unique(key * values.size + index, return_index=True, return_inverse=True)
+    found = function(*(each[first] for each in flat))[key]
+    return found.reshape(extent + found.shape[1:])
 
 
 def _binomial(trials: Floats, p: Floats) -> Floats:

@@ -66,17 +66,20 @@ def passes_of(parameters: Parameters, levels: int) -> TreePasses:
 class TreePrices(NamedTuple):
     """Prices of rounds by their start position, for decodings of a number of tokens.
 
-    Of several costs (`model.costs.many_costs`) times and arithmetic have a leading axis of costs.
+    Positions with the same prices share a row: all that draft as many levels, unless costs depend on the position. Of several costs
+    (`model.costs.many_costs`) times and arithmetic have a leading axis of costs.
     """
 
     time: Floats
-    """Shape (tokens, 1 + most unread): by the tokens that the first draft pass reads besides the text's last one."""
+    """Shape (rows, 1 + most unread): by the tokens that the first draft pass reads besides the text's last one."""
     busy: Floats
     """Unit-time, of the same shape."""
     operations: Floats
-    """Arithmetic, in units of one token in a pass of the target; shape (tokens,)."""
+    """Arithmetic, in units of one token in a pass of the target; shape (rows,)."""
     drafted: Floats
-    """Nodes; shape (tokens,)."""
+    """Nodes; shape (rows,)."""
+    row: NDArray[np.intp]
+    """Row of each position; shape (tokens,)."""
     levels: Integers
     """Drafted levels; shape (tokens,)."""
 
@@ -98,25 +101,31 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
     draft reads, it makes passes over 1, w_1, ..., w_(D-1) tokens, and the target one over all nodes and the text's last token.
 
     >>> from model.costs.layer_times import UnitCost
-    >>> found = prices(Parameters(10, "full", 2, 2), UnitCost(10, cost_ratio=0.1, operations_ratio=0.5), 3)
-    >>> found.time[:, 0].tolist(), found.drafted.tolist(), found.operations.tolist()  # the last rounds are cut
-    ([12.0, 11.0, 10.0], [6.0, 2.0, 0.0], [8.5, 3.5, 1.0])
+    >>> found = prices(Parameters(10, "full", 2, 2), UnitCost(10, cost_ratio=0.1, operations_ratio=0.5), 4)
+    >>> found.levels.tolist(), found.row.tolist()  # the last rounds are cut
+    ([2, 2, 1, 0], [2, 2, 1, 0])
+    >>> found.time[:, 0].tolist(), found.drafted.tolist(), found.operations.tolist()
+    ([10.0, 11.0, 12.0], [0.0, 2.0, 6.0], [1.0, 3.5, 8.5])
     """
-    cost, levels, start = parameters.draft_costs(cost), levels_of(parameters, tokens), np.arange(tokens)
+    cost, levels = parameters.draft_costs(cost), levels_of(parameters, tokens)
+    counts, row = np.unique(levels, return_inverse=True)
+    # Positions to price: without prices by position the last one with each number of levels.
+    start = np.searchsorted(-levels, -counts, side="right") - 1 if cost.uniform else np.arange(tokens)
+    row = row if cost.uniform else start
     several, parallel = parameters.several_hypotheses, parameters.drafts_in_one_pass
     unread = most_unread(parameters)
     link, share, ratio = np.broadcast_arrays(cost.link, cost.draft_devices, cost.operations("draft"))  # shape () or (costs,)
     link = 2 * link[..., None, None] * (parameters.placement == "separate")
-    time, busy = np.zeros((2, *ratio.shape, tokens, 1 + unread))
-    operations, drafted = np.ones((*ratio.shape, tokens)), np.zeros(tokens)
+    time, busy = np.zeros((2, *ratio.shape, start.size, 1 + unread))
+    operations, drafted = np.ones((*ratio.shape, start.size)), np.zeros(start.size)
 
     def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
         cost.require("draft")
         return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
 
-    for count in np.unique(levels).tolist():
-        here = np.flatnonzero(levels == count)
-        at, passes = start[here[-1:] if cost.uniform else here], passes_of(parameters, count)
+    for count in counts.tolist():
+        here = np.flatnonzero(levels[start] == count)
+        at, passes = start[here], passes_of(parameters, count)
         size = passes.drafted + 1
         verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
         own = np.zeros((*ratio.shape, len(at), 1 + unread))
@@ -134,7 +143,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
         busy[..., here, :] = own * share[..., None, None] + verify[..., None]
         operations[..., here] += passes.drafted
         drafted[here] = passes.drafted
-    return TreePrices(time, busy, operations, drafted, levels)
+    return TreePrices(time, busy, operations, drafted, row, levels)
 
 
 def most_unread(parameters: Parameters) -> int:
@@ -246,7 +255,7 @@ def walk(parameters: Parameters, tokens: int, outcomes: Iterator[Ranks], price: 
     start, unread_before = np.zeros((2, replications), dtype=np.int64)
     time, busy, rounds, drafted, operations = np.zeros((5, replications))
     counts = np.zeros(parameters.levels + 2, dtype=np.int64)
-    tables = [np.append(each, np.zeros((tokens, 1)), axis=1) for each in (price.time, price.busy)]
+    tables = [np.append(each, np.zeros((len(each), 1)), axis=1) for each in (price.time, price.busy)]
     position = 0
     for tile in outcomes:
         rows = tile[: tokens - position]
@@ -261,7 +270,7 @@ def walk(parameters: Parameters, tokens: int, outcomes: Iterator[Ranks], price: 
             np.copyto(kept[row], own, where=starting)
             np.copyto(start, own + (position + row + 1), where=starting)
             np.copyto(unread_before, unread[row], where=starting)
-        own_rows = slice(position, position + len(rows))
+        own_rows = price.row[position : position + len(rows)]
         for total, table in zip((time, busy), tables, strict=True):
             total += np.take_along_axis(table[own_rows], read, axis=1).sum(axis=0)
         starts = (read < most).astype(np.float64)
@@ -341,26 +350,32 @@ def moments_of_pairs(
     Laws have as many classes each, and prices a leading axis of costs. Where times depend on the drafted levels only, rounds are
     counted once for all prices. Else what the first draft pass of a round reads more than usual is added to the round before.
     """
-    levels = levels_of(parameters, tokens)
+    levels, row = prices_of_costs.levels, prices_of_costs.row
     known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(levels).tolist()}
-    first = [int(np.argmax(levels == count)) for count in known]
-    place = np.searchsorted([*known], levels)
-    time, busy = ((each[:, first, 0], each) for each in prices_of_costs[:2])
-    if all((by_level[:, place, None] == each).all() for by_level, each in (time, busy)):
+    alike = _first_with_levels(prices_of_costs)
+    time, busy = prices_of_costs[:2]
+    if all((each[:, alike, :1] == each).all() for each in (time, busy)):
         return _of_counts(parameters, tokens, known, prices_of_costs, law, price)
     ends = [known[count][0] for count in levels.tolist()]
     times: tuple[list[Floats], list[Floats]] = ([], [])
     for start, count in enumerate(levels.tolist()):
         after = start + 1 + ends[start].accepted
         follows, unread = (after < tokens)[:, None], known[count][1]
-        after = np.minimum(after, tokens - 1)
-        for column, (_, values) in zip(times, (time, busy), strict=True):
+        after = row[np.minimum(after, tokens - 1)]
+        for column, values in zip(times, (time, busy), strict=True):
             more = values[:, after, unread] - values[:, after, 0]
-            column.append(values[:, start, 0] + np.where(follows, more.T, 0.0))
+            column.append(values[:, row[start], 0] + np.where(follows, more.T, 0.0))
     mass = round_counts.start_masses(ends)
     mean, variance, spent = round_counts.timed(ends, RoundTimes(*times), law, price)
-    operations, drafted = prices_of_costs.operations @ mass, prices_of_costs.drafted @ mass
+    operations, drafted = prices_of_costs.operations[:, row] @ mass, prices_of_costs.drafted[row] @ mass
     return Moments(mean, variance, spent, operations[price, law], mass.sum(axis=0)[law], drafted[law])
+
+
+def _first_with_levels(price: TreePrices) -> NDArray[np.intp]:
+    """For each row of prices that of the first position that drafts as many levels."""
+    position = np.unique(price.row, return_index=True)[1]
+    _, first, place = np.unique(price.levels, return_index=True, return_inverse=True)
+    return np.asarray(price.row[first][place[position]])
 
 
 def _of_counts(
@@ -379,17 +394,16 @@ def _of_counts(
         ends.append(chance)
     counts = round_counts.counts_of_ends(tokens, ends)
     # Rounds that begin with 0, 1, ... further tokens to come are at these positions; with more than `most`, at the first one.
-    where = np.maximum(tokens - 1 - np.arange(most + 1), 0)
-    mean, variance = np.empty((2, law.size))
-    busy, operations = np.empty((2, law.size))
+    where = prices_of_costs.row[np.maximum(tokens - 1 - np.arange(most + 1), 0)]
+    time, busy, operations = (each[:, where] for each in (prices_of_costs.time[..., 0], prices_of_costs.busy[..., 0], prices_of_costs[2]))
+    found = np.empty((4, law.size))
     for at in range(0, law.size, _PAIRS):
         part = slice(at, at + _PAIRS)
         own, mine = round_counts.RoundCounts(*(each[law[part]] for each in counts)), price[part]
-        mean[part], variance[part] = round_counts.priced(own, prices_of_costs.time[:, where, 0][mine])
-        busy[part] = np.einsum("pk,pk->p", own.mean, prices_of_costs.busy[:, where, 0][mine])
-        operations[part] = np.einsum("pk,pk->p", own.mean, prices_of_costs.operations[:, where][mine])
+        spent = (np.einsum("pk,pk->p", own.mean, each[mine]) for each in (busy, operations))
+        found[:, part] = *round_counts.priced(own, time[mine]), *spent
     drafted = counts.mean @ prices_of_costs.drafted[where]
-    return Moments(mean, variance, busy, operations, counts.mean.sum(axis=1)[law], drafted[law])
+    return Moments(*found, counts.mean.sum(axis=1)[law], drafted[law])
 
 
 _PAIRS = 20_000
