@@ -153,9 +153,10 @@ class Lookups(LookupLaw):
         counts = np.append(np.full(drafted + 1, drafted), 0)
         accepted = np.append(np.arange(drafted, -1, -1), 0)
         laws = [object.__new__(cls) for _ in hit_rates]
-        for law, chance, kept, own in zip(laws, hit_rates[:, None, None], survival, mass, strict=True):
+        both = np.broadcast_to(mass[:, None], (len(mass), 2, drafted + 2))
+        for law, chance, kept, own in zip(laws, hit_rates[:, None, None], survival, both, strict=True):
             law.chances, law.drafted, law.survival = chance, [drafted], [kept]
-            law.cells = LookupCells(counts, accepted, np.broadcast_to(own, (2, drafted + 2)))
+            law.cells = LookupCells(counts, accepted, own)
         return laws
 
     @property

@@ -106,9 +106,9 @@ def usual_only(right: Any, number: int, accepted: bool) -> Any:
     return right(number, False)
 
 
-def never_after_acceptance(right: Any, tokens: int, laws: Any, times: Any, *, cut: bool = True) -> Any:
+def never_after_acceptance(right: Any, rounds: Any, laws: Any, times: Any) -> Any:
     alike = [lookup_laws.Lookups(law.chances[0], law.drafted, law.survival) for law in laws]
-    return right(tokens, alike, times, cut=cut)
+    return right(rounds, alike, times)
 
 
 def always_cut(right: Any, tokens: int, *rest: Any, cut: bool = True) -> Any:

@@ -69,46 +69,80 @@ def _prices_at(prices: Floats, position: int, drafts: Integers) -> Floats:
     return np.asarray(table[0][drafts] if prices.ndim == 1 else np.take_along_axis(table, drafts, axis=1))
 
 
-class Visits(NamedTuple):
-    """Rounds by start position and outcome of their lookup, under several laws."""
+class LookupRounds(NamedTuple):
+    """Rounds of a decoding by the tokens that their lookup finds; positions that are priced alike share a row."""
 
+    row: NDArray[np.intp]
+    """Row of each start position; shape (positions,)."""
+    found: Integers
+    """Distinct numbers of tokens that a lookup finds, rising; shape (kinds,)."""
     drafted: Integers
-    """Shape (positions, outcomes), as all laws have the same outcomes."""
+    """Tokens that are drafted and paid for; shape (rows, kinds)."""
+
+
+def rounds_of(tokens: int, law: Lookups, *, cut: bool = True, by_position: bool = False) -> LookupRounds:
+    """Rounds of a decoding of `tokens` tokens, in a row for each position or for all with the same drafted tokens.
+
+    >>> rounds_of(4, Lookups.of_rates(0.5, 0.5, 2)).row.tolist(), rounds_of(4, Lookups.of_rates(0.5, 0.5, 2)).drafted.tolist()
+    ([2, 2, 1, 0], [[0, 0], [0, 1], [0, 2]])
+    """
+    found = np.unique(law.cells.drafted)
+    remaining = np.arange(tokens - 1, -1, -1)
+    most = np.minimum(remaining, found[-1]) if cut else np.full(tokens, found[-1])
+    levels, row = np.unique(most, return_inverse=True)
+    if by_position:
+        levels, row = most, np.arange(tokens)
+    return LookupRounds(row, found, np.minimum(found, levels[:, None]))
+
+
+class Visits(NamedTuple):
+    """Rounds by the tokens that their lookup finds, under several laws; summed over the positions of a row."""
+
     mass: Floats
-    """Probability that a round with this outcome starts at the position; shape (positions, outcomes, laws)."""
+    """Probability that such a round starts; shape (rows, kinds, laws)."""
     first: Floats
     """Mean time until then, times that probability, of the same shape."""
 
 
-def visits(tokens: int, laws: Sequence[Lookups], times: Floats, *, cut: bool = True) -> Visits:
+def visits(rounds: LookupRounds, laws: Sequence[Lookups], times: Floats) -> Visits:
     """Rounds that start at each position, by a forward recursion, under laws with the same outcomes.
 
-    `times` is by start position, drafted tokens and law.
+    `times` is by row, kind of round and law.
 
-    >>> found = visits(3, [Lookups.of_rates(0.5, 1.0, 2)], np.ones((3, 3, 1)))
-    >>> found.mass.sum(axis=(1, 2)).tolist()  # the second position is the start of a round only after no match
+    >>> law = Lookups.of_rates(0.5, 1.0, 2)
+    >>> visits(rounds_of(3, law, by_position=True), [law], np.ones((3, 2, 1))).mass.sum(axis=(1, 2)).tolist()
     [1.0, 0.5, 0.25]
     """
+    alike = all(law.alike for law in laws)  # the outcome of the round before has no effect
     drafted, accepted, _ = laws[0].cells
-    chance = np.stack([law.cells.chance for law in laws], axis=-1)  # (outcome before, outcomes, laws)
-    remaining = np.arange(tokens - 1, -1, -1)[:, None]
-    counts = np.minimum(drafted, remaining) if cut else np.broadcast_to(drafted, (tokens, len(drafted)))
-    found = np.zeros((2, tokens, len(drafted), len(laws)))
-    longest = int(accepted.max())
-    ends = (accepted == np.arange(longest + 1)[:, None]).astype(np.float64)  # more than what remains ends the decoding, too
-    # Probability and time, by position and whether the round before accepted tokens.
-    ahead = np.zeros((2, tokens + longest + 1, 2, len(laws)))
+    tokens, longest, before = rounds.row.size, int(accepted.max()), 1 if alike else 2
+    cells = np.array([law.cells.chance[:before] for law in laws]).transpose(1, 2, 0)  # (outcome before, outcomes, laws)
+    # By kind: outcomes with 0, 1, ... accepted tokens. More than what remains end the decoding, too.
+    chance = np.zeros((rounds.found.size, before, longest + 1, len(laws)))
+    for kind, count in enumerate(rounds.found.tolist()):
+        here = drafted == count
+        chance[kind][:, accepted[here]] = cells[:, here]
+    share = chance.sum(axis=2)
+    ends = [each[:, : min(longest, count) + 1] for each, count in zip(chance, rounds.found.tolist(), strict=True)]
+    mass, first = np.zeros((2, *rounds.drafted.shape, len(laws)))
+    # Probability and time, by outcome of the round before and position.
+    ahead = np.zeros((2, before, tokens + longest + 1, len(laws)))
     ahead[0, 0, 0] = 1.0
-    for start in range(tokens):
-        mass, first = found[:, start] = np.einsum("qbl,bol->qol", ahead[:, start], chance)
-        spent = ends @ np.stack([mass, first + mass * times[start, counts[start]]])
-        ahead[:, start + 1, 0] += spent[:, 0]
-        ahead[:, start + 2 : start + 2 + longest, 1] += spent[:, 1:]
-    return Visits(counts, found[0], found[1])
+    for start, row in enumerate(rounds.row.tolist()):
+        reached, until = ahead[:, :, start]
+        following = ahead[:, :, start + 1 : start + 2 + longest]
+        mass[row] += (share * reached).sum(axis=1)
+        first[row] += (share * until).sum(axis=1)
+        for end, time in zip(ends, times[row], strict=True):
+            for after, values in zip(following, (reached, until + reached * time), strict=True):
+                spent = (end * values[:, None]).sum(axis=0) if before > 1 else end[0] * values[0]
+                after[0, : len(spent) if alike else 1] += spent[: len(spent) if alike else 1]
+                after[before - 1, 1 : 1 if alike else len(spent)] += spent[1 : 1 if alike else len(spent)]
+    return Visits(mass, first)
 
 
-_CELLS = 300_000
-"""Numbers in arrays by position, outcome and pair: a few MB."""
+_CELLS = 1_000_000
+"""Numbers in arrays by position and pair: a few MB."""
 
 
 def moments_of_pairs(
@@ -128,8 +162,7 @@ def moments_of_pairs(
             found[:, index] = _of_records(tokens, each, prices.of(int(price[index])), cut=cut)
     for known in groups.values():
         own = np.flatnonzero(np.isin(law, [*known]))
-        outcomes = len(next(iter(known.values())).cells.drafted)
-        for at in range(0, own.size, size := max(_CELLS // (tokens * outcomes), 1)):
+        for at in range(0, own.size, size := max(_CELLS // tokens, 1)):
             part = own[at : at + size]
             found[:, part] = _of_lookups(tokens, [known[number] for number in law[part].tolist()], prices, price[part], cut=cut)
     return Moments(*found)
@@ -137,14 +170,14 @@ def moments_of_pairs(
 
 def _of_lookups(tokens: int, laws: Sequence[Lookups], prices: RoundPrices, price: NDArray[np.intp], *, cut: bool) -> Floats:
     """Rows of `Moments` of pairs of laws and prices, one after another."""
-    each = (prices.time if prices.uniform else prices.time[:, 0])[price]  # (pairs, longest + 1) or (pairs, tokens, longest + 1)
-    times = np.moveaxis(np.broadcast_to(each[:, None] if prices.uniform else each, (price.size, tokens, each.shape[-1])), 0, -1)
-    drafted, mass, first = visits(tokens, laws, times, cut=cut)
-    spent = times[np.arange(tokens)[:, None], drafted]
+    rounds = rounds_of(tokens, laws[0], cut=cut, by_position=not prices.uniform)
+    time = prices.time[:, rounds.drafted] if prices.uniform else prices.time[:, 0, rounds.row[:, None], rounds.drafted]
+    spent = np.ascontiguousarray(np.moveaxis(time[price], 0, -1))  # (rows, kinds, pairs)
+    mass, first = visits(rounds, laws, spent)
     mean, square = (mass * spent).sum(axis=(0, 1)), (spent * (2 * first + spent * mass)).sum(axis=(0, 1))
-    worked = np.einsum("sol,los->l", mass, prices.operations[price][:, drafted].swapaxes(1, 2))
-    rounds, tokens_drafted = mass.sum(axis=(0, 1)), np.einsum("sol,so->l", mass, drafted)
-    return np.stack([mean, np.maximum(square - mean**2, 0.0), mean, worked, rounds, tokens_drafted])
+    worked = np.einsum("rkp,prk->p", mass, prices.operations[:, rounds.drafted][price])
+    drafted = np.einsum("rkp,rk->p", mass, rounds.drafted)
+    return np.stack([mean, np.maximum(square - mean**2, 0.0), mean, worked, mass.sum(axis=(0, 1)), drafted])
 
 
 def _of_records(tokens: int, law: LookupLaw, prices: RoundPrices, *, cut: bool) -> Moments:

@@ -98,10 +98,9 @@ def work(parameters: Parameters, tokens: int, law: LookupLaw) -> Work | None:
     """
     if not isinstance(law, Lookups):
         return None
-    times = np.zeros((tokens, parameters.draft_length + 1, 1))
-    drafted, mass, _ = lookup_rounds.visits(tokens, [law], times, cut=parameters.cut)
-    mass = mass[..., 0]
-    place, width, layers = np.arange(tokens)[:, None], drafted + 1, parameters.layers
+    rounds = lookup_rounds.rounds_of(tokens, law, cut=parameters.cut, by_position=True)
+    mass = lookup_rounds.visits(rounds, [law], np.zeros((*rounds.drafted.shape, 1))).mass[..., 0]
+    place, width, layers = np.arange(tokens)[:, None], rounds.drafted + 1, parameters.layers
     passes, read = float(mass.sum()), float((mass * width).sum())
     attended = float((mass * (place * width + width * (width + 1) / 2)).sum())
     rows = float((mass * (place + width)).sum())
