@@ -54,14 +54,19 @@ def build(kind: type[Built], table: Any, where: str, remedy: str = "") -> Built:
 
 def refuse_unknown(kind: type, table: Mapping[str, Any], where: str, about: str = "") -> None:
     """Raise `ParameterError` for a key that objects of this kind do not have; `about` is appended to the message."""
-    known = _names(kind)
+    known = key_names(kind)
     for key in table:
         if key not in known:
             raise ParameterError(f"unknown key {where}.{key}; {unknown_key_remedy(kind, key)}{about}")
 
 
 @cache
-def _names(kind: type) -> frozenset[str]:
+def key_names(kind: type) -> frozenset[str]:
+    """Keys of the tables of a record.
+
+    >>> sorted(key_names(TableRecord))
+    []
+    """
     return frozenset(field.name for field in fields(kind))
 
 

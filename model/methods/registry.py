@@ -78,11 +78,17 @@ def algorithm(name: Any) -> ModuleType:
     """Module with a method's parameters and process: `model.methods.NAME.algorithm`, or an allowed outside module."""
     known = names()
     if isinstance(name, str) and name in known:
-        return _imported(name) if "." in name else importlib.import_module(f"model.methods.{name}.algorithm")
+        return _imported(name) if "." in name else _module(name, "algorithm")
     if isinstance(name, str) and "." in name:
         what = f"method {checks.shown(name)} is not one of the project's, and outside modules are imported only if allowed"
         raise ParameterError(f"{what}; to run that module, add {OPTION} {checks.shown(name)[1:-1]}; known: {', '.join(known)}")
     raise checks.unknown("method", name, known)
+
+
+@cache
+def _module(name: str, part: str) -> ModuleType:
+    """A module of one of the project's methods."""
+    return importlib.import_module(f"model.methods.{name}.{part}")
 
 
 def _imported(name: str) -> ModuleType:
@@ -194,8 +200,7 @@ def method(name: str) -> Method:
     process = algorithm(name)
     if "." in name:
         return _offered(name, process, process, process)
-    theory, paths = (importlib.import_module(f"model.methods.{name}.{part}") for part in ("theory", "paths"))
-    return _offered(name, process, theory, paths)
+    return _offered(name, process, _module(name, "theory"), _module(name, "paths"))
 
 
 def _offered(name: str, process: ModuleType, theory: ModuleType, paths: ModuleType) -> Method:

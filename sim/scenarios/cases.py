@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from model.architectures import published_shapes
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
-from model.base.table_records import TableRecord, build, renamed
+from model.base.table_records import TableRecord, build, key_names, renamed
 from model.costs.layer_times import TIMES, LayerTimeCosts, UnitCost
 from model.costs.step_costs import OPERATIONS, RATIOS, StepCosts
 from model.costs.width_curve import WidthCurve
@@ -216,7 +216,16 @@ class Cost(LayerTimeCosts, TableRecord):
         return ppd_table_3_fit.seconds_per_layer(self.data_set) * ppd_table_3_fit.LAYERS / self.model(layers).target_pass
 
     def model(self, layers: int) -> UnitCost:
-        """Cost model of a network with `layers` layers."""
+        """Cost model of a network with `layers` layers, made once."""
+        if layers not in self._models:
+            self._models[layers] = self._model(layers)
+        return self._models[layers]
+
+    @cached_property
+    def _models(self) -> dict[int, UnitCost]:
+        return {}
+
+    def _model(self, layers: int) -> UnitCost:
         own: dict[str, Any] = {}
         if self.data_set is not None and self.fitted_on is not None:
             own |= ppd_table_3_fit.costs(self.data_set, self.fitted_on, self.dispatch_law)
@@ -526,10 +535,9 @@ def _refuse_narrow(model: UnitCost, widest: int, parameters: MethodParameters, w
 def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:
     """Raise an error for a key that belongs to the other kinds of costs, and name these."""
     own, other = (HardwareCost, Cost) if real else (Cost, HardwareCost)
-    known, theirs = ({field.name for field in fields(kind)} for kind in (own, other))
     for key in table if isinstance(table, Mapping) else ():
-        if key in theirs - known:
-            instead = f"use {key}_s instead" if f"{key}_s" in known else "leave it out"
+        if key in key_names(other) and key not in key_names(own):
+            instead = f"use {key}_s instead" if f"{key}_s" in key_names(own) else "leave it out"
             of = "costs in layer-times" if real else "kinds profile, roofline and engine"
             given = checks.shown(table.get("kind", "unit"))
             raise ParameterError(f"{where}.{key} belongs to {of}, got it with kind {given}; {instead}")

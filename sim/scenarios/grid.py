@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -22,16 +23,16 @@ from sim.scenarios.scenario_file import SECTIONS, Tables
 
 CACHE_SIZE = 4096
 """Number of resolved parts that a grid caches: points share the parts that do not vary."""
-MAX_CHECKED_POINTS = 512
-"""Number of points up to which every point is checked before a run; in a larger grid each axis is checked separately."""
+FEW_POINTS = 512
+"""Number of points of a grid up to which a value is refused only if it is invalid with all combinations of the other axes."""
 RANDOM_COMBINATIONS = 64
-"""Number of random combinations with other axes in which an invalid value of a large grid is tried before it is refused."""
+"""Number of random combinations with other axes in which an invalid value of a larger grid is tried before it is refused."""
 MAX_POINTS = 10**12
 """Bound on the points of a grid, so that point numbers do not overflow."""
 SWEPT = ("scenario.tokens", "scenario.seed")
 """Keys of [scenario] that may be swept; the others apply to the whole run."""
 MAX_CHECKED_VALUES = 64
-"""A longer axis is checked only at its ends, since the valid values of every numeric parameter form an interval."""
+"""A longer list, and any range, is checked only at its ends, since the valid values of every numeric parameter form an interval."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ class Axis:
         return array if array.dtype.kind in "if" else None  # numbers beyond 64 bits are objects
 
     def ends(self) -> list[int]:
-        """Indices of the values to check before a run: all of a short axis, the extremes of a long one."""
+        """Indices of the values to check before a run: all of a short list, the extremes of a long one and of a range."""
         values = self.values
-        if isinstance(values, _Range) and len(values) > MAX_CHECKED_VALUES:
-            return [0, len(values) - 1]
+        if isinstance(values, _Range):
+            return sorted({0, len(values) - 1})
         if len(values) <= MAX_CHECKED_VALUES or not self.numeric:
             return list(range(len(values)))
         order = sorted(range(len(values)), key=lambda index: values[index])
@@ -126,41 +127,33 @@ class Grid:
             self._check()
 
     def _check(self) -> None:
-        if self.points <= MAX_CHECKED_POINTS:
-            self._check_points()
-            return
+        """Raise an error for a value that is invalid in all combinations that are tried; others fail at their points in a run."""
         for axis, indices in enumerate([range(self.shape[0]), *(axis.ends() for axis in self.axes)]):
             for index in indices:
                 self._check_value(axis, index)
 
     def _check_value(self, axis: int, index: int) -> None:
-        """Raise an error if a value is invalid with the first values of the other axes and with all random ones tried."""
-        draw = random.Random(0)
         first: ParameterError | None = None
-        for attempt in range(1 + RANDOM_COMBINATIONS):
-            where = [draw.randrange(size) if attempt else 0 for size in self.shape]
-            where[axis] = index
+        for where in self._combinations(axis, index):
             try:
-                self.case(int(np.ravel_multi_index(where, self.shape)))
+                self.case_at(where)
                 return
             except ParameterError as error:
                 first = first or error
         assert first is not None
         raise first
 
-    def _check_points(self) -> None:
-        """Raise an error for a value that is invalid at all its points; one that is invalid at some fails there during the run."""
-        errors: dict[tuple[int, ...], ParameterError] = {}
-        for point in range(self.points):
-            try:
-                self.case(point)
-            except ParameterError as error:
-                errors[self.indices(point)] = error
-        for axis, size in enumerate(self.shape):
-            for index in range(size):
-                wrong = [error for where, error in errors.items() if where[axis] == index]
-                if len(wrong) == self.points // size:
-                    raise wrong[0]
+    def _combinations(self, axis: int, index: int) -> Iterator[tuple[int, ...]]:
+        """A value with the first values of the other axes, then with all others in turn, or in a large grid with random ones."""
+        others = [range(size) for size in self.shape]
+        others[axis] = range(index, index + 1)
+        if self.points <= FEW_POINTS:
+            yield from itertools.product(*others)
+            return
+        draw = random.Random(0)
+        yield tuple(each[0] for each in others)
+        for _ in range(RANDOM_COMBINATIONS):
+            yield tuple(draw.choice(each) for each in others)
 
     def indices(self, point: int) -> tuple[int, ...]:
         """Index of the method, and of the value on each axis, at a point."""
@@ -173,7 +166,10 @@ class Grid:
 
     def case(self, point: int) -> Case:
         """Return the checked objects of a point; points share the parts that do not vary."""
-        where = self.indices(point)
+        return self.case_at(self.indices(point))
+
+    def case_at(self, where: Sequence[int]) -> Case:
+        """`case` of the point with these indices on each axis."""
         case = self.choice(where)
         return case.with_outcomes(self.outcomes(where, case))
 
@@ -215,17 +211,13 @@ class Grid:
         return "method", *(_kind(axis.path) for axis in self.axes)
 
     def _resolved(self, where: Sequence[int]) -> Case:
-        case = cases.resolve_but_outcomes(self.tables_at(where), where[0], self.used, partial(self._record, where))
+        case = cases.resolve_but_outcomes(self.tables_at(where), where[0], self.used, self._record)
         case.contention  # noqa: B018  computed here and cached: all points of this choice share it
         return case
 
-    def _record(self, where: Sequence[int], kind: type, table: Any, section: str, remedy: str = "") -> Any:
-        """Record of a section, made once for all points that agree on the axes which change it."""
-        touching = ("method.", "cost.") if section.endswith("cost") else (f"{section}.",)
-        own = [index for axis, index in zip(self.axes, where[1:], strict=True) if axis.path.startswith(touching)]
-        depth = table.get("layers") if isinstance(table, Mapping) else None  # it may come from the costs' shape
-        key = kind, section, where[0], *own, depth if isinstance(depth, int) else str(depth)
-        return self._records.get(key, lambda: build(kind, table, section, remedy))
+    def _record(self, kind: type, table: Any, section: str, remedy: str = "") -> Any:
+        """Record of a section, made once for all points whose tables are alike."""
+        return self._records.get((kind, section, remedy, repr(table)), lambda: build(kind, table, section, remedy))
 
     def tables_at(self, where: Sequence[int]) -> Tables:
         """Tables of a point without a sweep, by its index on each axis."""

@@ -211,15 +211,15 @@ class PartColumn(Sequence[Any], Generic[AnyGroup]):
                 group = int(number[start])
                 yield self.groups[group], slice(start, stop), used[start:stop] - self.starts[group]
 
-    def at(self, used: Index) -> PartColumn[AnyGroup]:
+    def at(self, used: Index) -> Self:
         """Those parts that rising indices use."""
-        return PartColumn([group.at(places) for group, _, places in self.segments(used)])
+        return type(self)([group.at(places) for group, _, places in self.segments(used)])
 
 
-def values_of(segments: Sequence[tuple[CaseGroup, slice, Index]], value: Callable[[Case], float]) -> Floats:
-    """A function of cases, by segment; see `CaseGroup.distinct`."""
-    found = np.empty(segments[-1][1].stop if segments else 0)
-    for group, part, places in segments:
+def values_of(segments: Sequence[tuple[CaseGroup, slice, Index]], value: Callable[[Case], Any]) -> Floats:
+    """A function of cases, of a number or a tuple of numbers, by segment; see `CaseGroup.distinct`."""
+    found = []
+    for group, _, places in segments:
         each, index = group.distinct(value, places)
-        found[part] = np.array(each)[index]
-    return found
+        found.append(np.array(each, dtype=np.float64)[index])
+    return np.concatenate(found) if found else np.empty(0)

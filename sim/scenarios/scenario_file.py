@@ -14,7 +14,6 @@ import itertools
 import json
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 from model.architectures import published_shapes
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
-from model.base.table_records import unknown_key_remedy
+from model.base.table_records import key_names, unknown_key_remedy
 from model.hardware import devices
 from model.methods import registry
 
@@ -220,9 +219,8 @@ def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
             continue
         else:
             kind = registry.parameters(name)
-            known = [field.name for field in fields(kind)]
             aliases = kind.ALIASES
-            if key not in known and key not in aliases:
+            if key not in key_names(kind) and key not in aliases:
                 raise ParameterError(f"method {name} takes no {key}; {unknown_key_remedy(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
                 table.pop(other, None)  # keep a single value under any of its names

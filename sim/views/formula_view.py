@@ -24,6 +24,7 @@ from model.steps import CacheError
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Axis, Grid
 from sim.views import metrics, point_columns, time_breakdown
+from sim.views.case_facts import busy_counts_operations
 from sim.views.point_blocks import PointBlock, failure, of_case, of_grid
 
 Floats = NDArray[np.float64]
@@ -43,7 +44,7 @@ FAILED = {"point": pl.Int64, "view": pl.String, "error": pl.String}
 def frame(grid: Grid, start: int, stop: int) -> pl.DataFrame:
     """Rows of points [start, stop) in order, followed by the rows of points that fail."""
     points, failures = of_grid(grid, start, stop)
-    waits = points.of_choices(lambda case: case.contended) > 0
+    waits = points.facts.contended > 0
     parts = [points.at(np.flatnonzero(waits))]
     names = np.repeat([group.first.method for group in points.choices.groups], np.diff(points.choices.starts))
     methods = names[points.choice] if points.number.size else np.empty(0, dtype=str)
@@ -75,8 +76,8 @@ def _described(grid: Grid, points: PointBlock) -> pl.DataFrame:
     """Columns that describe points, as `sim.views.point_columns.described`, but computed by column."""
     start = pl.DataFrame({"point": points.number, "view": pl.repeat("formula", points.number.size, eager=True)})
     columns = [start, _choice_columns(points), _outcome_columns(grid, points), _cost_columns(points)]
-    if points.number.size and (points.of_choices(lambda case: case.contended) > 0).all():
-        columns.append(pl.DataFrame({"reserved_units": points.of_choices(lambda case: float(case.devices(case.reserved_units)))}))
+    if points.number.size and (points.facts.contended > 0).all():
+        columns.append(pl.DataFrame({"reserved_units": points.facts.reserved_devices}))
     found = pl.concat(columns, how="horizontal")
     where = np.unravel_index(points.number, grid.shape)[1:]
     own = set().union(*(point_columns.axes_of_costs(group.first) for group, _, _ in points.segments))
@@ -176,7 +177,7 @@ def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
 def estimates(points: PointBlock) -> pl.DataFrame:
     """Estimates by the theory for points of one method."""
     method = registry.method(points.choices[points.choice[0]].method)
-    tensor_parallel, steps = points.of_choices(lambda case: case.tensor_parallel), points.of_decodings(lambda case: case.steps)
+    tensor_parallel, steps = points.facts.tensor_parallel, points.of_decodings(lambda case: case.steps)
     prediction, passes, (low, high) = _with_passes(method, points, tensor_parallel, bounded := _bounded(points))
     found: dict[str, Floats] = metrics.of_prediction(prediction, steps, tensor_parallel)
     if bounded.size:
@@ -186,7 +187,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         outputs = points.of_decodings(lambda case: case.outputs)
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
     found["latency_sd_layers"] = np.sqrt(np.asarray(prediction.latency_variance, dtype=np.float64))
-    found["reserved_units"] = points.of_choices(lambda case: float(case.devices(case.reserved_units)))
+    found["reserved_units"] = points.facts.reserved_devices
     loss = np.zeros(points.number.size)
     more = [pl.DataFrame({name: np.broadcast_to(values, points.number.shape) for name, values in found.items()})]
     if (tensor_parallel > 1).any():
@@ -271,9 +272,8 @@ def _with_passes(
 
     The bounds are of the `bounded` points: all rates at their low ends with all costs at their high ends, and the reverse.
     """
-    known = points.of_choices(lambda case: time_breakdown.missing_because(case) is None) > 0
-    several = known & (points.of_choices(time_breakdown.several_parts) > 0)
-    nothing_else = points.of_choices(time_breakdown.passes_alone) > 0
+    known, nothing_else = points.facts.has_parts > 0, points.facts.passes_alone > 0
+    several = known & (points.facts.several_parts > 0)
     many = points.number.size > MANY_POINTS
     part = points.at(bounded)
     ends = [_Priced(part, *end, tensor_parallel[bounded], means=True) for end in (("low", "slow"), ("high", "fast"))]
@@ -304,7 +304,7 @@ def _time_parts(points: PointBlock, latency: Floats, passes: tuple[Floats, Float
 def _bounded(points: PointBlock) -> Index:
     """Indices of the points whose rates or costs have an interval."""
     rates = np.repeat([group.bounded for group in points.outcomes.groups], np.diff(points.outcomes.starts))[points.outcome]
-    return np.flatnonzero(rates | (points.of_choices(lambda case: case.hardware is not None) > 0))
+    return np.flatnonzero(rates | (points.facts.on_hardware > 0))
 
 
 def _between(one: dict[str, Floats], other: dict[str, Floats], where: Index, size: int) -> dict[str, Floats]:
@@ -389,7 +389,7 @@ def _work_columns(method: registry.Method, points: PointBlock) -> pl.DataFrame:
 def _operations(method: registry.Method, points: PointBlock, compute_per_token: Floats) -> pl.DataFrame:
     """Column of `operations_of`; no column where no point has a value."""
     counted = points.of_decodings(lambda case: case.parameters.counts_layers) > 0
-    known = points.of_choices(_busy_counts_operations) > 0
+    known = points.facts.busy_counts_operations > 0
     column = pl.DataFrame({"operations_per_token": np.broadcast_to(compute_per_token, known.shape)})
     column = column.select(pl.when(pl.Series(known & ~counted)).then(pl.all()))
     if counted.any():
@@ -460,13 +460,8 @@ def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False
 
     For simulated views the busy time is preferred if every pass has one token, since it belongs to the same decodings.
     """
-    known = _busy_counts_operations(case)
+    known = busy_counts_operations(case)
     if case.parameters.counts_layers and not (sampled and known and case.parameters.largest_pass == 1):
         worked = _work(case)
         return {} if worked is None else _layers_per_token(case, worked)
     return {"operations_per_token": compute_per_token} if known else {}
-
-
-def _busy_counts_operations(case: Case) -> bool:
-    """True if the busy time is that of the arithmetic: units run layers of one sequence only, all of equal time."""
-    return not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers

@@ -23,7 +23,8 @@ from sim.scenarios import cases, hardware_axes, outcomes_section, scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcomes.outcome_records import Outcome
-from sim.scenarios.part_columns import CaseGroup, OutcomeGroup, PartColumn, values_of
+from sim.scenarios.part_columns import CaseGroup, OutcomeGroup, PartColumn
+from sim.views.case_facts import CaseColumn, CaseFacts
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -38,7 +39,7 @@ class PointBlock:
 
     number: Index
     """Number of each point in its grid."""
-    choices: PartColumn[CaseGroup]
+    choices: CaseColumn
     """Cases without outcomes."""
     outcomes: PartColumn[OutcomeGroup]
     choice: Index
@@ -54,9 +55,10 @@ class PointBlock:
         used, index = np.unique(self.choice, return_inverse=True)
         return used, index
 
-    def of_choices(self, value: Callable[[Case], float]) -> Floats:
-        """Evaluate a function of the choice for each point."""
-        return values_of(self.segments, value)[self.used_choices[1]]
+    @cached_property
+    def facts(self) -> CaseFacts:
+        """Facts about the choice of each point."""
+        return CaseFacts(*(each[self.choice] for each in self.choices.facts))
 
     @cached_property
     def segments(self) -> list[tuple[CaseGroup, slice, Index]]:
@@ -84,7 +86,7 @@ class PointBlock:
 def of_case(case: Case) -> PointBlock:
     """Return a block of a single point."""
     one = np.zeros(1, dtype=np.intp)
-    return PointBlock(one, PartColumn([CaseGroup(case)]), PartColumn([OutcomeGroup(case.outcomes)]), one, one)
+    return PointBlock(one, CaseColumn([CaseGroup(case)]), PartColumn([OutcomeGroup(case.outcomes)]), one, one)
 
 
 class _Failed:
@@ -141,7 +143,7 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
                 good[wrong] = False
                 failures += [failure(point, each.first) for point in number[wrong].tolist()]
     (choices, choice), (outcomes, outcome) = _used(choices, choice[good]), _used(outcomes, outcome[good])
-    return PointBlock(number[good], choices, outcomes, choice, outcome), failures
+    return PointBlock(number[good], CaseColumn(choices.groups), outcomes, choice, outcome), failures
 
 
 def failure(point: int, error: Exception) -> Row:

@@ -395,7 +395,8 @@ def _of_counts(
     counts = round_counts.counts_of_ends(tokens, ends)
     # Rounds that begin with 0, 1, ... further tokens to come are at these positions; with more than `most`, at the first one.
     where = prices_of_costs.row[np.maximum(tokens - 1 - np.arange(most + 1), 0)]
-    time, busy, operations = (each[:, where] for each in (prices_of_costs.time[..., 0], prices_of_costs.busy[..., 0], prices_of_costs[2]))
+    time, busy = (each[:, where, 0] for each in prices_of_costs[:2])
+    operations = prices_of_costs.operations[:, where]
     found = np.empty((4, law.size))
     for at in range(0, law.size, _PAIRS):
         part = slice(at, at + _PAIRS)
