@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, overload
 
@@ -122,15 +123,25 @@ class VariedCosts(Varied):
         return cost
 
     def at(self, index: NDArray[np.intp]) -> VariedCosts:
-        """A subset of the costs, in this order."""
+        """A subset of the costs, in this order; the same object if it is all of them."""
+        if index.size == self._size and np.array_equal(index, np.arange(self._size)):
+            return self
         return VariedCosts(self.first, {name: values[index] for name, values in self.numbers.items()})
 
     def joined(self) -> UnitCosts:
-        """All of them as one; see `joined`."""
+        """All of them as one, made once; see `joined`."""
+        return self._joined
+
+    @cached_property
+    def _joined(self) -> UnitCosts:
         return UnitCosts.varied(self)
 
     def passes_only(self) -> Sequence[StepCosts]:
-        """Each without overheads; see `UnitCost.passes_only`."""
+        """Each without overheads, made once; see `UnitCost.passes_only`."""
+        return self._passes_only
+
+    @cached_property
+    def _passes_only(self) -> Sequence[StepCosts]:
         numbers = {name: values for name, values in self.numbers.items() if name not in OVERHEADS}
         first = self.first.passes_only()
         return VariedCosts(first, numbers) if numbers else [first] * len(self)
@@ -140,7 +151,10 @@ _FIELDS = tuple(field.name for field in fields(UnitCost))
 
 
 class UnitCosts(UnitCost):
-    """Costs in layer-times, with arrays of shape (costs,) in place of numbers."""
+    """Costs in layer-times, with arrays of shape (costs,) in place of numbers.
+
+    Times of passes of single widths are kept: methods whose parameters differ ask for the same passes.
+    """
 
     @staticmethod
     def varied(costs: VariedCosts) -> UnitCosts:
@@ -200,6 +214,20 @@ class UnitCosts(UnitCost):
         values["_curve_of"] = np.array([place[id(curve)] for curve in curves], dtype=np.intp)
         vars(self).update(values)
 
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        """Time of a pass of this shape by cost, the same at every position; see `UnitCost.times`."""
+        if not (isinstance(shape.width, int) and isinstance(shape.sequences, int) and isinstance(shape.heads, int)):
+            return super().times(shape, at)
+        key = shape, np.shape(at)
+        if key not in self._times:
+            self._times[key] = super().times(shape, at)
+            self._times[key].flags.writeable = False
+        return self._times[key]
+
+    @cached_property
+    def _times(self) -> dict[Any, Floats]:
+        return {}
+
     def dispatching(self, processes: int) -> Any:
         """Time that starting `processes` sub-processes occupies the starter's unit, by cost."""
         count = np.where(vars(self)["_tree"], math.log2(processes + 1), processes)
@@ -211,6 +239,8 @@ class UnitCosts(UnitCost):
         return np.stack([each.slowdowns(width) for each in curves])[vars(self)["_curve_of"] if len(curves) > 1 else slice(None)]
 
     def _slowed(self, time: Any, width: ArrayLike, extent: tuple[int, ...]) -> Floats:
+        if all(each.curve is None for each in vars(self)["_curves"]):
+            return np.broadcast_to(np.reshape(time, (-1,) + (1,) * len(extent)), (len(vars(self)["final_head"]), *extent))
         slow = self.slowdowns(width)
         slow = slow.reshape(len(slow), *(1,) * (len(extent) + 1 - slow.ndim), *slow.shape[1:])
         time = np.reshape(time, (-1,) + (1,) * len(extent))

@@ -110,12 +110,13 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
     number = np.arange(start, stop)
     where = np.stack(np.unravel_index(number, grid.shape))
     varied_costs, varied_rates = _number_axes(grid)
+    shared: dict[Any, VariedCosts] = {}
 
     def case_at(point: Sequence[int]) -> CaseGroup:
         return CaseGroup(grid.choice(point))
 
     def cases_at(first: CaseGroup, points: NDArray[np.intp]) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
-        return _cases(grid, first.first, points, varied_costs)
+        return _cases(grid, first.first, points, varied_costs, shared)
 
     relevant = [kind != "outcomes" for kind in grid.kinds]
     choices, choice = _parts(where, grid.shape, relevant, varied_costs, case_at, cases_at)
@@ -241,9 +242,12 @@ def _numbers(grid: Grid, axis: int, points: NDArray[np.intp]) -> NDArray[Any] | 
 
 
 def _cases(
-    grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str]
+    grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str], shared: dict[Any, VariedCosts]
 ) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
-    """Cases at points (all but the first of them, which is that of `first`), and the mask of points with valid values."""
+    """Cases at points (all but the first of them, which is that of `first`), and the mask of points with valid values.
+
+    `shared` holds the costs of other groups: those with the same costs share them, and with them the times of passes.
+    """
     if not axes:
         return None
     tables, method = grid.tables_at(points[:, 0].tolist()), int(points[0, 0])
@@ -264,7 +268,9 @@ def _cases(
         return None
     for name, values in numbers.items():
         valid &= record.allowed(name, values)
-    return CaseGroup(first, VariedCosts(first.cost, {name: values[valid] for name, values in numbers.items()})), valid
+    numbers = {name: values[valid] for name, values in numbers.items()}
+    key = id(first.cost), *((name, values.dtype, values.tobytes()) for name, values in numbers.items())
+    return CaseGroup(first, shared.setdefault(key, VariedCosts(first.cost, numbers))), valid
 
 
 def _outcomes(

@@ -15,6 +15,7 @@ arXiv:2307.02628.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -137,17 +138,20 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 def _time(parameters: Parameters, tokens: int, cost: StepCosts) -> Any:
     """Time of all batches, of several costs an array. Passes of equal budget are priced together."""
     parameters.check_tokens(tokens)
-    budgets = np.array(schedule(parameters, tokens))
     places, widths = parameters.columns(tokens)
+    budgets = np.array(schedule(parameters, tokens))[places]
+    at = np.zeros_like(places) if cost.uniform else places
+    sizes = parameters.layers + 1, tokens, int(widths.max()) + 1
+    passes, counts = np.unique(np.ravel_multi_index((budgets, at, widths), sizes), return_counts=True)
+    budgets, at, widths = np.unravel_index(passes, sizes)
     time: Any = 0.0
-    for budget in dict.fromkeys(budgets.tolist()):
-        own = budgets[places] == budget
-        known, counts = np.unique(widths[own] if cost.uniform else np.stack([widths, places])[:, own], axis=-1, return_counts=True)
-        width, at = (known, 0) if cost.uniform else known
-        if not cost.uniform and np.ptp(width) == 0:
-            width = int(width[0])  # costs keep a table for each whole width, which all budgets share
-        span = LayerSpan(0, parameters.layers, skipped(parameters, budget))
-        time = time + cost.times(PassShape(span, sequences=width, heads=1), at) @ counts
+    for first, end in pairwise([*np.flatnonzero(np.diff(budgets, prepend=0)).tolist(), budgets.size]):
+        part = slice(first, end)
+        width = widths[part] if np.ptp(widths[part]) else int(widths[first])  # costs keep times of a single width
+        span = LayerSpan(0, parameters.layers, skipped(parameters, int(budgets[first])))
+        one = cost.uniform and isinstance(width, int)
+        found = cost.times(PassShape(span, sequences=width, heads=1), 0 if one else at[part])
+        time = time + (found * counts[first] if one else found @ counts[part])
     return time
 
 
