@@ -123,7 +123,8 @@ def priced(counts: RoundCounts, prices: Floats) -> tuple[Floats, Floats]:
     ([6.0], [1.5])
     """
     mean = np.einsum("pk,pk->p", counts.mean, prices)
-    return mean, np.maximum(np.einsum("pk,pkj,pj->p", prices, counts.square, prices, optimize=True) - mean**2, 0.0)
+    square = np.einsum("pj,pj->p", np.einsum("pk,pkj->pj", prices, counts.square), prices)
+    return mean, np.maximum(square - mean**2, 0.0)
 
 
 class RoundEnds(NamedTuple):

@@ -33,7 +33,7 @@ class ServedTree:
 
     def __init__(self, parameters: Parameters) -> None:
         (self.tree,) = parameters.trees
-        self.endings = Endings(parameters, self.tree)
+        self.endings = Endings(self.tree, reads_states=parameters.reads_states)
         self.sizes: Integers = np.array(parameters.sizes, dtype=np.int64)
         """Nodes of a draft, by its levels."""
         self.reads: tuple[int, ...] = (1,) if parameters.drafts_in_one_pass else (1, *self.tree.draft_widths)

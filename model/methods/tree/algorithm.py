@@ -39,9 +39,9 @@ arXiv:2305.09781.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -80,6 +80,11 @@ MAY_HAVE = MappingProxyType({SEQUOIA: ("width",), EAGLE_2: ("rank_rates",)})
 LIKELIEST_TOKENS, DISTINCT_TOKENS = CANDIDATES = ("likeliest", "distinct")
 PROPOSED_NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of nodes of the trees that are proposed for advice."""
+
+
+@lru_cache(maxsize=4096)  # trees of different depths of the same rates ask for the same trees of fewer levels
+def _made(make: Callable[..., DraftTree], *arguments: Any) -> DraftTree:
+    return make(*arguments)
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,8 @@ class Parameters(BudgetedDraft, DraftModel):
         """Tree of a round in this class of confidence (0 where there are none) that drafts this number of levels, at least 1."""
         if self.shape != EAGLE_2:
             return self.trees[0].cut(levels)
-        return draft_trees.confident(self.classes[index], self.nodes or 0, min(levels, self.draft_depth or 0), self.width or 0)
+        depth = min(levels, self.draft_depth or 0)
+        return _made(draft_trees.confident, self.classes[index][:depth], self.nodes or 0, depth, self.width or 0)
 
     @property
     def reads_states(self) -> bool:

@@ -160,10 +160,10 @@ class Endings:
     Number 0 stands for the root, 1 + i for node i.
     """
 
-    def __init__(self, parameters: Parameters, tree: DraftTree) -> None:
+    def __init__(self, tree: DraftTree, *, reads_states: bool) -> None:
         self.tree = tree
         self.accepted = np.array([0, *tree.depths], dtype=np.int64)
-        if parameters.reads_states:
+        if reads_states:
             self.unread = self.accepted
         else:
             passed = tree.passed
@@ -204,6 +204,11 @@ class Endings:
         return np.maximum(ends, 0.0)
 
 
+@lru_cache(maxsize=4096)
+def _endings_of(tree: DraftTree, reads_states: bool) -> Endings:
+    return Endings(tree, reads_states=reads_states)
+
+
 class _Trees:
     """Endings of the trees of a method, by class and drafted levels."""
 
@@ -215,7 +220,7 @@ class _Trees:
         """Endings in a class, with at least one level; classes differ only if the tree depends on them."""
         key = (index if self.parameters.shape == EAGLE_2 else 0, levels)
         if key not in self.known:
-            self.known[key] = Endings(self.parameters, self.parameters.tree_of_class(*key))
+            self.known[key] = _endings_of(self.parameters.tree_of_class(*key), self.parameters.reads_states)
         return self.known[key]
 
     def endings(self, outcomes: Ranks, levels: int) -> tuple[Integers, Integers]:
