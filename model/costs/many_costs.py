@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from model.costs import watched_costs
 from model.costs.layer_times import OVERHEADS, UnitCost
 from model.costs.step_costs import OPERATIONS, RATIOS, PassShape, StepCosts
 
 Floats = NDArray[np.float64]
+Value = TypeVar("Value")
 _NUMBERS = (
     "dispatch", "dispatch_per_process", "early_head", "final_head", "link", "promotion", "propagation", "state_check",
     "draft_devices", *RATIOS.values(), *OPERATIONS.values(),
@@ -127,6 +129,14 @@ class VariedCosts(Varied):
         if index.size == self._size and np.array_equal(index, np.arange(self._size)):
             return self
         return VariedCosts(self.first, {name: values[index] for name, values in self.numbers.items()})
+
+    def distinct(self, value: Callable[[UnitCost], Value]) -> tuple[list[Value], NDArray[np.intp]] | None:
+        """Values of a function of each cost, and the index of each cost's value; see `model.costs.watched_costs.distinct`."""
+        return watched_costs.distinct(self.first, self.numbers, value, self._kinds)
+
+    @cached_property
+    def _kinds(self) -> tuple[list[int], NDArray[np.intp]]:
+        return watched_costs.kinds_of(self.numbers)
 
     def joined(self) -> UnitCosts:
         """All of them as one, made once; see `joined`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,6 +73,16 @@ class _Tested:
         return self._value
 
 
+@cache
+def _fields_of(kind: type) -> list[tuple[str, Callable[[], Any] | None]]:
+    """Fields of a dataclass; with a function for those that are not given but made."""
+    found: list[tuple[str, Callable[[], Any] | None]] = []
+    for field in fields(kind):
+        made = (lambda: None) if field.default_factory is MISSING else field.default_factory
+        found.append((field.name, None if field.init else made))
+    return found
+
+
 _OPERATIONS = (
     "eq ne lt le gt ge hash float int index complex neg pos abs round add radd sub rsub mul rmul truediv rtruediv floordiv"
     " rfloordiv mod rmod pow rpow divmod rdivmod array array_ufunc array_function len iter format str repr getattr"
@@ -90,9 +101,8 @@ def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], V
     [True, None]
     """
     copy = object.__new__(type(cost))
-    for field in fields(cost):
-        made = None if field.init or field.default_factory is MISSING else field.default_factory()
-        vars(copy)[field.name] = getattr(cost, field.name) if field.init else made
+    for name, make in _fields_of(type(cost)):
+        vars(copy)[name] = getattr(cost, name) if make is None else make()
     vars(copy).update({name: _Tested(bool(number)) for name, number in numbers.items()})
     try:
         found = value(copy)
@@ -102,34 +112,40 @@ def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], V
     return None if any(isinstance(each, _Tested) for each in parts) else found
 
 
+def kinds_of(numbers: Mapping[str, NDArray[Any]]) -> tuple[list[int], NDArray[np.intp]]:
+    """Kinds of several costs by which of their numbers are 0 (a bit for each that is not), and the index of each cost's kind.
+
+    >>> kinds, index = kinds_of({"link": np.array([0.0, 1.0, 2.0]), "final_head": np.array([0.0, 0.0, 0.5])})
+    >>> kinds, index.tolist()
+    ([0, 1, 3], [0, 1, 2])
+    """
+    kinds, index = np.unique(
+        sum((each != 0) << place for place, each in enumerate(numbers.values())), return_inverse=True
+    )  # fmt: skip
+    return kinds.tolist(), index
+
+
 def distinct(
-    cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Value]
-) -> tuple[list[Value], NDArray[np.intp]] | None:
+    cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Value],
+    kinds: tuple[list[int], NDArray[np.intp]] | None = None,
+) -> tuple[list[Value], NDArray[np.intp]] | None:  # fmt: skip
     """Values of a function of each of several costs that differ in these numbers, and the index of each cost's value.
 
-    None if the value must be computed from each cost.
+    None if the value must be computed from each cost. `kinds` are those of `kinds_of`, if they are known.
 
     >>> found, index = distinct(UnitCost(4), {"link": np.array([0.0, 1.0, 2.0])}, lambda cost: cost.has_overheads(2))
     >>> found, index.tolist()
     ([False, True], [0, 1, 1])
     """
-    size = len(next(iter(numbers.values())))
     one, varies = evaluated(cost, numbers, value)
     if not varies:
-        return [one], np.zeros(size, dtype=np.intp)
-    kinds, index = np.unique(
-        sum((each != 0) << place for place, each in enumerate(numbers.values())), return_inverse=True
-    )  # fmt: skip
+        return [one], np.zeros(len(next(iter(numbers.values()))), dtype=np.intp)
+    kinds, index = kinds_of(numbers) if kinds is None else kinds
     found = []
-    for kind in kinds.tolist():
+    for kind in kinds:
         each = tested_alone(cost, {name: kind >> place & 1 for place, name in enumerate(numbers)}, value)
         if each is None:
             return None
         found.append(each)
     return found, index
 
-
-def values(cost: UnitCost, numbers: Mapping[str, NDArray[Any]], value: Callable[[UnitCost], Any]) -> NDArray[Any] | None:
-    """Number that a function gives for each of several costs that differ in these numbers; see `distinct`."""
-    found = distinct(cost, numbers, value)
-    return None if found is None else np.array(found[0])[found[1]]

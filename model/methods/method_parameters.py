@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -38,6 +39,11 @@ COSTS_OF = {
     ),
 }
 """Costs of methods with a further model, by its role."""
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 class ContextBudget(NamedTuple):
@@ -116,7 +122,7 @@ class MethodParameters(TableRecord):
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Names of the parameters."""
-        return tuple(field.name for field in fields(cls))
+        return _names_of(cls)
 
     def table(self) -> dict[str, Any]:
         """The parameters by name."""

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs import many_costs, watched_costs
+from model.costs import many_costs
 from model.costs.many_costs import Varied, VariedCosts
 from model.costs.step_costs import StepCosts
 from model.methods.method_parameters import MethodParameters
@@ -69,9 +69,8 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         for parameters, tokens, costs in self.groups:
             same: Any = None
             if isinstance(costs, VariedCosts):
-                same = watched_costs.values(
-                    costs.first, costs.numbers, lambda cost: value(MethodChoice(parameters, tokens, cost))  # noqa: B023  called here
-                )
+                each = costs.distinct(lambda cost: value(MethodChoice(parameters, tokens, cost)))  # noqa: B023  called here
+                same = None if each is None else np.array(each[0])[each[1]]
             elif isinstance(costs, Varied):
                 same = _without_cost(value, parameters, tokens)
             if same is not None:
@@ -230,25 +229,29 @@ def predict_by_decoding(
             seen[key] = number.setdefault((parameters, *key[1:]), len(number))
         kinds.append(seen[key])
     sizes = np.diff(groups.starts)
-    kind, group = np.repeat(np.array(kinds, dtype=np.intp), sizes), np.repeat(np.arange(len(sizes)), sizes)
-    used = np.zeros(len(kind), dtype=np.bool_)
-    used[points.choice] = True
-    found, order = [], []
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    # Choices of one kind follow each other in `by_kind`, and so do the points of each choice in `order`.
+    kind = np.repeat(np.array(kinds, dtype=np.intp), sizes)
+    by_kind = np.argsort(kind, kind="stable")
+    rank = np.empty(len(kind), dtype=np.intp)
+    rank[by_kind] = np.arange(len(kind))
+    order = np.argsort(rank[points.choice], kind="stable")
+    used, price = np.unique(rank[points.choice[order]], return_inverse=True)
+    chosen, starts = by_kind[used], np.searchsorted(price, np.arange(used.size + 1))
+    ends = np.searchsorted(kind[chosen], np.arange(len(number) + 1)).tolist()
+    found = []
     for (parameters, tokens, _, uniform), index in number.items():
-        mine = np.flatnonzero((kind == index) & used)
         size = max(_CELLS // ((1 if uniform else tokens) * prices(parameters)), 1)
-        for start in range(0, len(mine), size):
-            choices = mine[start : start + size]
-            place = np.full(len(kind), -1)
-            place[choices] = np.arange(len(choices))
-            here = np.flatnonzero(place[points.choice] >= 0)
+        for start in range(ends[index], ends[index + 1], size):
+            stop = min(start + size, ends[index + 1])
+            here = order[starts[start] : starts[stop]]
             laws, law = np.unique(points.law[here], return_inverse=True)
-            cost = _joined_costs(groups, choices, group[choices])
             of = [points.laws[each] for each in laws.tolist()]
+            cost = _joined_costs(groups, chosen[start:stop], group[chosen[start:stop]])
             means = None if points.means is None else points.means[here]
-            found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, place[points.choice[here]], means)))
-            order.append(here)
-    return Prediction.joined(found).at(np.argsort(np.concatenate(order)))
+            part = price[starts[start] : starts[stop]] - start
+            found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, part, means)))
+    return Prediction.joined(found).at(np.argsort(order))
 
 
 def _joined_costs(groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp]) -> StepCosts:

@@ -293,8 +293,10 @@ class Case:
         inner["cost"] = cost
         return case
 
-    def varies_with(self, tables: Tables, index: int, names: Collection[str]) -> Cost | None:
-        """The record of its costs, if only these numbers of its costs change with them; else None."""
+    def varies_with(
+        self, tables: Tables, index: int, names: Collection[str], build: Callable[..., Any] = build
+    ) -> Cost | None:
+        """The record of its costs, if only these numbers of its costs change with them; else None. `build` makes the record."""
         method, table = method_tables(tables)[index], tables.get("cost", {})
         if type(self.cost) is not UnitCost or method.get("cost") is not None or not isinstance(table, Mapping):
             return None
@@ -303,7 +305,7 @@ class Case:
         scaled = self.parameters.full_batch > 1 and self.cost.verify_cost is not None  # `UnitCost.of_batch`
         if scaled or not {*names} <= {*VARIED}:
             return None
-        record = build(Cost, table, "cost")
+        record: Cost = build(Cost, table, "cost")
         return record if record.kind == "unit" else None
 
     def cost_at(self, which: str) -> StepCosts:

@@ -118,6 +118,7 @@ class Grid:
         self._choices: _Kept[Case] = _Kept()
         self._outcomes: _Kept[Mapping[str, Outcome]] = _Kept()
         self._records: _Kept[Any] = _Kept()
+        self._tables: tuple[tuple[int, ...] | None, Tables] = None, {}
         self.points = 1
         for size in self.shape:
             self.points *= size
@@ -211,20 +212,23 @@ class Grid:
         return "method", *(_kind(axis.path) for axis in self.axes)
 
     def _resolved(self, where: Sequence[int]) -> Case:
-        case = cases.resolve_but_outcomes(self.tables_at(where), where[0], self.used, self._record)
+        case = cases.resolve_but_outcomes(self.tables_at(where), where[0], self.used, self.record)
         case.contention  # noqa: B018  computed here and cached: all points of this choice share it
         return case
 
-    def _record(self, kind: type, table: Any, section: str, remedy: str = "") -> Any:
+    def record(self, kind: type, table: Any, section: str, remedy: str = "") -> Any:
         """Record of a section, made once for all points whose tables are alike."""
         return self._records.get((kind, section, remedy, repr(table)), lambda: build(kind, table, section, remedy))
 
     def tables_at(self, where: Sequence[int]) -> Tables:
-        """Tables of a point without a sweep, by its index on each axis."""
-        tables: Tables = _copied(self.base)
-        for axis, index in zip(self.axes, where[1:], strict=True):
-            scenario_file.apply(tables, axis.path, axis.values[index])
-        return tables
+        """Tables of a point without a sweep, by its index on each axis; they must not be changed."""
+        key = tuple(where[1:])
+        if self._tables[0] != key:
+            tables: Tables = _copied(self.base)
+            for axis, index in zip(self.axes, key, strict=True):
+                scenario_file.apply(tables, axis.path, axis.values[index])
+            self._tables = key, tables
+        return self._tables[1]
 
     @cached_property
     def used(self) -> list[frozenset[str]]:

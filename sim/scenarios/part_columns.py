@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs import watched_costs
 from model.costs.many_costs import VariedCosts
 from model.costs.many_seconds import VariedSeconds
 from model.costs.pass_seconds import PassSeconds
@@ -70,8 +69,7 @@ class CaseGroup:
         """Values of these cases, and the index of each case's value; one for cases between which nothing that it uses differs."""
         if self.costs is None:
             return [value(self.first)], np.zeros(places.size, dtype=np.intp)
-        numbers = {name: values[places] for name, values in self.costs.numbers.items()}
-        found = watched_costs.distinct(self.costs.first, numbers, lambda cost: value(self.first.with_cost(cost)))
+        found = self.costs.at(places).distinct(lambda cost: value(self.first.with_cost(cost)))
         return ([value(self.member(place)) for place in places.tolist()], np.arange(places.size)) if found is None else found
 
     def numbers(self, name: str) -> NDArray[Any] | None:

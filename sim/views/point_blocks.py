@@ -263,7 +263,7 @@ def _cases(
         numbers[name] = values
     if first.hardware is not None:
         return hardware_axes.varied(first, tables, method, numbers, lambda place: grid.choice(points[:, 1 + place].tolist()))
-    record = first.varies_with(tables, method, axes.values())
+    record = first.varies_with(tables, method, axes.values(), grid.record)
     if record is None or not isinstance(first.cost, UnitCost):
         return None
     for name, values in numbers.items():

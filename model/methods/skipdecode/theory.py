@@ -15,7 +15,6 @@ arXiv:2307.02628.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -144,14 +143,17 @@ def _time(parameters: Parameters, tokens: int, cost: StepCosts) -> Any:
     sizes = parameters.layers + 1, tokens, int(widths.max()) + 1
     passes, counts = np.unique(np.ravel_multi_index((budgets, at, widths), sizes), return_counts=True)
     budgets, at, widths = np.unravel_index(passes, sizes)
+    span = {budget: LayerSpan(0, parameters.layers, skipped(parameters, budget)) for budget in dict.fromkeys(budgets.tolist())}
+    single = widths[0] == widths[-1] and (widths == widths[0]).all()
+    width = int(widths[0])
+    if single and cost.uniform:  # costs keep times of passes of a single width
+        each = [cost.times(PassShape(layers, sequences=width, heads=1)) for layers in span.values()]
+        return np.stack(each, axis=-1) @ counts
     time: Any = 0.0
-    for first, end in pairwise([*np.flatnonzero(np.diff(budgets, prepend=0)).tolist(), budgets.size]):
-        part = slice(first, end)
-        width = widths[part] if np.ptp(widths[part]) else int(widths[first])  # costs keep times of a single width
-        span = LayerSpan(0, parameters.layers, skipped(parameters, int(budgets[first])))
-        one = cost.uniform and isinstance(width, int)
-        found = cost.times(PassShape(span, sequences=width, heads=1), 0 if one else at[part])
-        time = time + (found * counts[first] if one else found @ counts[part])
+    for budget, layers in span.items():
+        part = budgets == budget
+        shape = PassShape(layers, sequences=width if single else widths[part], heads=1)
+        time = time + cost.times(shape, at[part]) @ counts[part]
     return time
 
 
