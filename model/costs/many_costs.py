@@ -226,13 +226,15 @@ class UnitCosts(UnitCost):
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape by cost, the same at every position; see `UnitCost.times`."""
-        if not (isinstance(shape.width, int) and isinstance(shape.sequences, int) and isinstance(shape.heads, int)):
+        key = shape, () if isinstance(at, int) else np.shape(at)
+        try:
+            found = self._times.get(key)
+        except TypeError:  # arrays of widths
             return super().times(shape, at)
-        key = shape, np.shape(at)
-        if key not in self._times:
-            self._times[key] = super().times(shape, at)
-            self._times[key].flags.writeable = False
-        return self._times[key]
+        if found is None:
+            found = self._times[key] = super().times(shape, at)
+            found.flags.writeable = False
+        return found
 
     @cached_property
     def _times(self) -> dict[Any, Floats]:

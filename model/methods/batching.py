@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -92,12 +93,7 @@ class StaticBatching(MethodParameters):
 
     def columns(self, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Position, from 0, and number of sequences of each step of each batch; arrays of shape (steps,)."""
-        positions, widths = [], []
-        for batch in self.batches(tokens):
-            lengths = np.array([*batch.values()])
-            positions.append(np.arange(lengths.max()))
-            widths.append((lengths[:, None] > positions[-1]).sum(axis=0))
-        return np.concatenate(positions), np.concatenate(widths)
+        return _columns(tuple([tuple(batch.values()) for batch in self.batches(tokens)]))
 
     def plain_steps(self, tokens: int) -> int:
         """Steps of plain decoding of the same batches."""
@@ -126,6 +122,19 @@ class StaticBatching(MethodParameters):
     def plain_work(self, tokens: int) -> Work:
         """Work of plain decoding of the same sequences in the same batches."""
         return plain_work(self.layers, *self.columns(tokens))
+
+
+@lru_cache(maxsize=8)
+def _columns(batches: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    positions, widths = [], []
+    for batch in batches:
+        lengths = np.array(batch)
+        positions.append(np.arange(lengths.max()))
+        widths.append((lengths[:, None] > positions[-1]).sum(axis=0))
+    found = np.concatenate(positions), np.concatenate(widths)
+    for each in found:
+        each.flags.writeable = False
+    return found
 
 
 def read_prompts(

@@ -174,22 +174,23 @@ def _parts(
     _, first, index = np.unique(keys, return_index=True, return_inverse=True)
     groups: list[Any] = []
     order: list[Index] = []
+    where = where[:, first]
 
     def alone(each: int) -> Any:
         try:
-            return make(where[:, first[each]].tolist())
+            return make(where[:, each].tolist())
         except ParameterError as error:
             return _Failed(error)
 
     fixed = [axis for axis in axes if axis not in varied]
-    others = (*where[fixed][:, first], *(each[first] for each in more), np.zeros(first.size, dtype=np.intp))
+    others = (*where[fixed], *(each[first] for each in more), np.zeros(first.size, dtype=np.intp))
     key = np.ravel_multi_index(others, [*(shape[axis] for axis in fixed), *(int(each.max()) + 1 for each in more), 1])
     by_key = np.argsort(key, kind="stable")
     bounds = np.flatnonzero(np.diff(key[by_key], prepend=-1, append=-1))
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         mine = by_key[begin:end]
         while mine.size > FEW:
-            mine, group = _several(mine, alone, vary, where[:, first])
+            mine, group = _several(mine, alone, vary, where)
             if group is None:
                 break
             taken, several = group
