@@ -93,7 +93,7 @@ class StaticBatching(MethodParameters):
 
     def columns(self, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Position, from 0, and number of sequences of each step of each batch; arrays of shape (steps,)."""
-        return _columns(tuple([tuple(batch.values()) for batch in self.batches(tokens)]))
+        return columns_of(tuple([tuple(batch.values()) for batch in self.batches(tokens)]))
 
     def plain_steps(self, tokens: int) -> int:
         """Steps of plain decoding of the same batches."""
@@ -125,7 +125,12 @@ class StaticBatching(MethodParameters):
 
 
 @lru_cache(maxsize=8)
-def _columns(batches: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def columns_of(batches: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Position, from 0, and number of sequences of each step of batches with these lengths; arrays of shape (steps,).
+
+    >>> [each.tolist() for each in columns_of(((3, 1), (2,)))]
+    [[0, 1, 2, 0, 1], [2, 1, 1, 1, 1]]
+    """
     positions, widths = [], []
     for batch in batches:
         lengths = np.array(batch)

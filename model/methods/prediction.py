@@ -240,29 +240,38 @@ def predict_by_decoding(
     chosen, starts = by_kind[used], np.searchsorted(price, np.arange(used.size + 1))
     ends = np.searchsorted(kind[chosen], np.arange(len(number) + 1)).tolist()
     found = []
+    known: dict[Any, StepCosts] = {}
     for (parameters, tokens, _, uniform), index in number.items():
         size = max(_CELLS // ((1 if uniform else tokens) * prices(parameters)), 1)
         for start in range(ends[index], ends[index + 1], size):
             stop = min(start + size, ends[index + 1])
             here = order[starts[start] : starts[stop]]
-            laws, law = np.unique(points.law[here], return_inverse=True)
+            law = points.law[here]
+            laws, law = np.unique(law, return_inverse=True) if (law != law[0]).any() else (law[:1], np.zeros_like(law))
             of = [points.laws[each] for each in laws.tolist()]
-            cost = _joined_costs(groups, chosen[start:stop], group[chosen[start:stop]])
+            cost = _joined_costs(groups, chosen[start:stop], group[chosen[start:stop]], known)
             means = None if points.means is None else points.means[here]
             part = price[starts[start] : starts[stop]] - start
             found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, part, means)))
     return Prediction.joined(found).at(np.argsort(order))
 
 
-def _joined_costs(groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp]) -> StepCosts:
-    """Costs of these choices as one; `group` has the group of each."""
+def _joined_costs(
+    groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp], known: dict[Any, StepCosts]
+) -> StepCosts:
+    """Costs of these choices as one; `group` has the group of each, and `known` the joined costs of other choices."""
     bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), group.size]
     parts = []
     for start, stop in itertools.pairwise(bounds):
         number = int(group[start])
         costs, places = groups.groups[number].costs, choices[start:stop] - groups.starts[number]
         parts.append(costs.at(places) if isinstance(costs, Varied) else [costs[place] for place in places.tolist()])
-    return many_costs.joined_groups(parts)
+    if any(isinstance(costs, Varied) for costs in parts):
+        return many_costs.joined_groups(parts)
+    key = tuple([id(cost) for costs in parts for cost in costs])  # parameters that differ may have the same costs
+    if key not in known:
+        known[key] = many_costs.joined_groups(parts)
+    return known[key]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ most K tokens remain, the rest follows from tables that depend on the remaining 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -59,11 +60,23 @@ def counts_of_ends(tokens: int, ends: Sequence[Floats]) -> RoundCounts:
     [[0.75, 1.5]]
     """
     laws = ends[0].shape[1]
+    if laws <= _FEW_LAWS:  # methods whose parameters differ ask for the same counts
+        return _kept_counts(tokens, laws, tuple([np.ascontiguousarray(each).tobytes() for each in ends]))
     size = max(_TOGETHER // (tokens + len(ends)), 1)
     parts = [_counted(tokens, [each[:, at : at + size] for each in ends]) for at in range(0, laws, size)]
     return RoundCounts(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
+@lru_cache(maxsize=256)
+def _kept_counts(tokens: int, laws: int, ends: tuple[bytes, ...]) -> RoundCounts:
+    found = _counted(tokens, [np.frombuffer(each).reshape(-1, laws) for each in ends])
+    for each in found:
+        each.flags.writeable = False
+    return found
+
+
+_FEW_LAWS = 8
+"""Number of laws up to which their counts are kept."""
 _ONE_MORE = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 2.0, 1.0]])
 """Probability, mean and mean square of a count, to those of the count plus one."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,7 +264,40 @@ def counts_of(parameters: Parameters, tokens: int, laws: Sequence[Independent], 
     else:
         each = [law.probabilities(tokens - 1) for law in laws]
         fallback, rollback = (np.stack(rates, axis=-1) for rates in zip(*each, strict=True))
-    rows, count = tokens if by_position else 1, len(laws)
+    how = _Counting(longest, tokens, len(laws), code, constant, by_position)
+    if len(laws) <= _FEW_LAWS:
+        return _kept_counts(how, fallback.tobytes(), rollback.tobytes())
+    return _counted(how, fallback, rollback)
+
+
+_FEW_LAWS = 8
+"""Number of laws up to which counts are kept: methods whose parameters differ ask for the same ones."""
+
+
+class _Counting(NamedTuple):
+    """What counts of segments depend on besides rates."""
+
+    longest: int
+    tokens: int
+    laws: int
+    code: bool
+    constant: bool
+    """All positions have the same rates."""
+    by_position: bool
+
+
+@lru_cache(maxsize=64)
+def _kept_counts(how: _Counting, *rates: bytes) -> SegmentCounts:
+    found = _counted(how, *(np.frombuffer(each).reshape(-1, how.laws) for each in rates))
+    for each in found:
+        each.flags.writeable = False
+    return found
+
+
+def _counted(how: _Counting, fallback: Floats, rollback: Floats) -> SegmentCounts:
+    """`counts_of` with these rates by position, or in one row if they are `constant`; shape (rows, laws)."""
+    longest, tokens, count, code, constant, by_position = how
+    rows = tokens if by_position else 1
     segment, again = np.zeros((rows, 2, longest + 1, count)), np.zeros((rows, longest, count))
     mass, late = np.zeros((tokens + 1, count)), np.zeros((tokens + 1, count))
     mass[0] = 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
+from model.methods.batching import columns_of
 from model.methods.early_exit.algorithm import Parameters
 from model.methods.prediction import DecodingPoints
 from model.steps import LayerSpan
@@ -171,7 +173,12 @@ def priced_columns(
 
 def _steps(parameters: Parameters, tokens: int, *, separately: bool) -> tuple[Integers, Integers, Integers]:
     """Positions (0 unless `separately`), widths and numbers of the steps of all batches."""
-    positions, widths = parameters.columns(tokens)
+    return _steps_of(tuple([tuple(batch.values()) for batch in parameters.batches(tokens)]), separately)
+
+
+@lru_cache(maxsize=8)
+def _steps_of(batches: tuple[tuple[int, ...], ...], separately: bool) -> tuple[Integers, Integers, Integers]:
+    positions, widths = columns_of(batches)
     (positions, widths), counts = np.unique([positions * separately, widths], axis=1, return_counts=True)
     return positions, widths, counts
 
