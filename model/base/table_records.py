@@ -60,14 +60,19 @@ def refuse_unknown(kind: type, table: Mapping[str, Any], where: str, about: str 
             raise ParameterError(f"unknown key {where}.{key}; {unknown_key_remedy(kind, key)}{about}")
 
 
-@cache
-def key_names(kind: type) -> frozenset[str]:
-    """Keys of the tables of a record.
+def key_names(kind: type) -> tuple[str, ...]:
+    """Keys of the tables of a record, in the order of its fields.
 
-    >>> sorted(key_names(TableRecord))
-    []
+    >>> from model.methods.ppd.algorithm import Parameters
+    >>> key_names(Parameters)[-3:]
+    ('form', 'sampled', 'batched')
     """
-    return frozenset(field.name for field in fields(kind))
+    return _names(kind)
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 @cache

@@ -226,8 +226,8 @@ class UnitCosts(UnitCost):
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape by cost, the same at every position; see `UnitCost.times`."""
-        key = shape, () if isinstance(at, int) else np.shape(at)
         try:
+            key = shape, np.shape(at)
             found = self._times.get(key)
         except TypeError:  # arrays of widths
             return super().times(shape, at)

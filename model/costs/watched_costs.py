@@ -101,7 +101,8 @@ def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], V
     [True, None]
     """
     copy = object.__new__(type(cost))
-    for name, make in _fields_of(type(cost)):
+    kind: type = type(cost)
+    for name, make in _fields_of(kind):
         vars(copy)[name] = getattr(cost, name) if make is None else make()
     vars(copy).update({name: _Tested(bool(number)) for name, number in numbers.items()})
     try:
@@ -140,9 +141,9 @@ def distinct(
     one, varies = evaluated(cost, numbers, value)
     if not varies:
         return [one], np.zeros(len(next(iter(numbers.values()))), dtype=np.intp)
-    kinds, index = kinds_of(numbers) if kinds is None else kinds
+    zeros, index = kinds_of(numbers) if kinds is None else kinds
     found = []
-    for kind in kinds:
+    for kind in zeros:
         each = tested_alone(cost, {name: kind >> place & 1 for place, name in enumerate(numbers)}, value)
         if each is None:
             return None

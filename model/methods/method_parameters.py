@@ -7,13 +7,12 @@ interface; it never tests whether an attribute exists.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 from model.base import checks
-from model.base.table_records import TableRecord
+from model.base.table_records import TableRecord, key_names
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, plain_work
 from model.methods.claim_bounds import ClaimRule
@@ -39,11 +38,6 @@ COSTS_OF = {
     ),
 }
 """Costs of methods with a further model, by its role."""
-
-
-@cache
-def _names_of(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
 
 
 class ContextBudget(NamedTuple):
@@ -122,7 +116,7 @@ class MethodParameters(TableRecord):
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Names of the parameters."""
-        return _names_of(cls)
+        return key_names(cls)
 
     def table(self) -> dict[str, Any]:
         """The parameters by name."""

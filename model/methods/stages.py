@@ -69,9 +69,9 @@ def moments_of_points(points: Sequence[StagePoint]) -> Floats:
     for n, where in counted.items():
         laws = {id(points[index].law): points[index].law for index in where}
         place = {name: number for number, name in enumerate(laws)}
-        law = np.array([place[id(points[index].law)] for index in where])
+        which = np.array([place[id(points[index].law)] for index in where])
         miss, match = (np.array([points[index].steps[stage][:2] for index in where], dtype=np.float64).T for stage in (0, 1))
-        found[:, where] = moments_of_counts(miss, match, n, [*laws.values()], law)
+        found[:, where] = moments_of_counts(miss, match, n, [*laws.values()], which)
     for (n, on_match), where in together.items():
         found[:3, where] = _forward_moments([points[index] for index in where], n, on_match)
         found[3, where] = np.nan

@@ -534,7 +534,8 @@ def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
     units, plain = np.full(points.law.size, float(parameters.units)), parameters.plain_time(tokens, points.cost)[points.price]
     if len(together) == 2 and points.cost.uniform:
         miss, match = (np.array([np.broadcast_to(each, size) for each in stage[:2]])[:, points.price] for stage in together)
-        return Prediction(*moments_of_counts(miss, match, tokens, points.laws, points.law), units, plain)
+        latency, variance, busy, ratio = moments_of_counts(miss, match, tokens, points.laws, points.law)
+        return Prediction(latency, variance, busy, ratio, units, plain)
     columns = [(np.broadcast_to(time, size).tolist(), np.broadcast_to(busy, size).tolist()) for time, busy, _ in together]
     steps = [
         tuple(Stage(time[each], busy[each], of.on_match) for of, (time, busy) in zip(together, columns, strict=True))
@@ -542,7 +543,8 @@ def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
     ]
     pairs = zip(points.price.tolist(), points.law.tolist(), strict=True)
     found = moments_of_points([StagePoint(steps[price], tokens, points.laws[law]) for price, law in pairs])
-    return Prediction(*found, units, plain)
+    latency, variance, busy, ratio = found
+    return Prediction(latency, variance, busy, ratio, units, plain)
 
 
 def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:

@@ -406,10 +406,11 @@ def _of_counts(
     for at in range(0, law.size, _PAIRS):
         part = slice(at, at + _PAIRS)
         own, mine = round_counts.RoundCounts(*(each[law[part]] for each in counts)), price[part]
-        spent = (np.einsum("pk,pk->p", own.mean, each[mine]) for each in (busy, operations))
-        found[:, part] = *round_counts.priced(own, time[mine]), *spent
+        sums = (np.einsum("pk,pk->p", own.mean, each[mine]) for each in (busy, operations))
+        found[:, part] = *round_counts.priced(own, time[mine]), *sums
     drafted = counts.mean @ prices_of_costs.drafted[where]
-    return Moments(*found, counts.mean.sum(axis=1)[law], drafted[law])
+    mean_time, variance, spent, worked = found
+    return Moments(mean_time, variance, spent, worked, counts.mean.sum(axis=1)[law], drafted[law])
 
 
 _PAIRS = 20_000
