@@ -17,12 +17,14 @@ def plain(value: Any) -> Any:
     >>> plain({"rollback_threshold": float("inf"), "lengths": (3, 4), "speedup": float("nan")})
     {'rollback_threshold': 'inf', 'lengths': [3, 4], 'speedup': None}
     """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None if math.isnan(value) else str(float(value))
+    if isinstance(value, str | int):
+        return value
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list):
         return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(float(value))
     return value
 
 

@@ -32,7 +32,10 @@ MAX_POINTS = 10**12
 SWEPT = ("scenario.tokens", "scenario.seed")
 """Keys of [scenario] that may be swept; the others apply to the whole run."""
 MAX_CHECKED_VALUES = 64
-"""A longer list, and any range, is checked only at its ends, since the valid values of every numeric parameter form an interval."""
+"""A longer list, and any range, is checked only at its ends, since the valid values of every numeric parameter form an interval.
+
+Of a long list of lists those with the extremes of each place are checked.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,22 @@ class Axis:
     def numeric(self) -> bool:
         """True if every value is a number."""
         return isinstance(self.values, _Range) or all(_number(value) for value in self.values)
+
+    @cached_property
+    def listed(self) -> bool:
+        """True if every value is a list of numbers, and all have one length."""
+        values = self.values
+        if isinstance(values, _Range) or not all(isinstance(value, list) and value for value in values):
+            return False
+        return len({len(value) for value in values}) == 1 and all(_number(each) for value in values for each in value)
+
+    def rows(self, indices: Any) -> Any:
+        """The lists at these indices as floats, shape (..., length); for an axis that is `listed`."""
+        return self._rows[indices]
+
+    @cached_property
+    def _rows(self) -> Any:
+        return np.array(self.values, dtype=np.float64)
 
     def numbers(self, indices: Any) -> Any:
         """The values at these indices as an array of whole numbers or of floats; None if not all values are numbers."""
@@ -65,6 +84,8 @@ class Axis:
         values = self.values
         if isinstance(values, _Range):
             return sorted({0, len(values) - 1})
+        if len(values) > MAX_CHECKED_VALUES and self.listed:
+            return sorted({*self._rows.argmin(axis=0).tolist(), *self._rows.argmax(axis=0).tolist()})  # nan is both
         if len(values) <= MAX_CHECKED_VALUES or not self.numeric:
             return list(range(len(values)))
         order = sorted(range(len(values)), key=lambda index: values[index])

@@ -77,12 +77,13 @@ def resolve(table: Any, where: str, method: str, parameters: MethodParameters, t
 
 
 def varied(
-    table: Mapping[str, Any], where: str, found: Mapping[str, Outcome], rates: Mapping[tuple[str, str], NDArray[np.float64]]
-) -> dict[str, VariedOutcomes] | None:
+    table: Mapping[str, Any], where: str, found: Mapping[str, Outcome], rates: Mapping[tuple[str, str], NDArray[np.float64]],
+    parameters: MethodParameters,
+) -> dict[str, VariedOutcomes] | None:  # fmt: skip
     """Outcomes of tables that differ from this one in single rates only, by kind of outcome; None: each table is resolved alone.
 
     `found` has the outcomes of this table. `rates` has values by kind of outcome (empty: of a table of one law) and key, which are
-    in [0, 1]; each has shape (outcomes,).
+    in [0, 1]; each has shape (outcomes,), or (outcomes, length) of lists.
     """
     one = "kind" in table
     if any((name == "") != one for name, _ in rates):
@@ -95,7 +96,8 @@ def varied(
         law = table if one else table[name]
         keys = {key: value for key, value in law.items() if key != "kind"}
         record: LawRecord = build(LAWS[name][law["kind"]], keys, where)
-        each = record.varied(own, outcome) if {*own} <= {*record.RATES} else None
+        known = all(key in record.RATES and (values.ndim == 2) == (key in record.LISTED) for key, values in own.items())
+        each = record.varied(own, outcome, parameters) if known else None
         if each is None:
             return None
         several[name] = each

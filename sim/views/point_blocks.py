@@ -226,13 +226,13 @@ def _several(
 
 
 def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]]:
-    """Axes of one number of the costs, or of the outcomes (kind of outcome, and key), by their place in the grid's shape."""
+    """Axes of a number of the costs, or of rates of the outcomes (kind and key), by their place in the grid's shape."""
     costs, rates = {}, {}
     for place, axis in enumerate(grid.axes, start=1):
         section, *path = axis.path.split(".")
         if section == "cost" and len(path) == 1 and path[0] in (*cases.VARIED, *hardware_axes.VARIED) and axis.numeric:
             costs[place] = path[0]
-        elif section == "outcomes" and len(path) <= 2 and path[-1] in outcomes_section.RATES and axis.numeric:
+        elif section == "outcomes" and len(path) <= 2 and path[-1] in outcomes_section.RATES and (axis.numeric or axis.listed):
             rates[place] = ("" if len(path) == 1 else path[0], path[-1])
     return costs, rates
 
@@ -289,12 +289,14 @@ def _outcomes(
     if own is not None or not isinstance(table, Mapping):
         return None
     for axis, path in axes.items():
-        values = _numbers(grid, axis, points[:, 1:])
+        given = grid.axes[axis - 1]
+        values = given.rows(points[axis, 1:]) if given.listed else given.numbers(points[axis, 1:])
         if values is None or values.dtype.kind != "f":  # whole numbers stay such in the table
             return None
-        valid &= (values >= 0) & (values <= 1)
+        inside = (values >= 0) & (values <= 1)
+        valid &= inside.all(axis=1) if given.listed else inside
         rates[path] = values
-    varied = outcomes_section.varied(table, "outcomes", first, {path: values[valid] for path, values in rates.items()})
+    varied = outcomes_section.varied(table, "outcomes", first, {path: values[valid] for path, values in rates.items()}, parameters)
     if varied is None:
         return None
     if type(parameters).check_law is not MethodParameters.check_law:

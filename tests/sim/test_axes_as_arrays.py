@@ -532,7 +532,7 @@ def test_outcomes_at_several_rates_are_those_of_each(rates: list[float], trials:
     parameters: Any = registry.parameters("bild")(layers=4)
     for record in records:
         for key in record.RATES:
-            several = record.varied({key: np.array(rates)}, record.outcome(parameters, 5))
+            several = record.varied({key: np.array(rates)}, record.outcome(parameters, 5), parameters)
             assert isinstance(several, VariedOutcomes)
             for index, rate in enumerate(rates):
                 one = replace(record, **{key: rate}).outcome(parameters, 5)

@@ -49,6 +49,18 @@ class Depths:
             raise checks.ParameterError(f"pmf must be probabilities of the layers with sum 1, got {given}")
         self.sequences = sequences
 
+    @classmethod
+    def each(cls, pmfs: Floats, sequences: int = 1) -> list[Depths]:
+        """A law for each of these distributions, which are valid; shape (laws, layers).
+
+        >>> [law.pmf.tolist() for law in Depths.each(np.array([[0.5, 0.5], [0.0, 1.0]]))]
+        [[0.5, 0.5], [0.0, 1.0]]
+        """
+        laws = [object.__new__(cls) for _ in pmfs]
+        for law, pmf in zip(laws, pmfs, strict=True):
+            law.pmf, law.sequences = pmf, sequences
+        return laws
+
     @property
     def layers(self) -> int:
         """Largest depth of a token."""

@@ -36,6 +36,19 @@ class Rounds:
         return cls(np.cumprod(checks.array("acceptance_rates", acceptance_rates, 0, 1)))
 
     @classmethod
+    def each(cls, acceptance_rates: Floats) -> list[Rounds]:
+        """`by_draft_position` for each of several lists of rates in [0, 1], shape (laws, positions).
+
+        >>> [law.survival.tolist() for law in Rounds.each(np.array([[0.5, 0.5], [1.0, 0.0]]))]
+        [[0.5, 0.25], [1.0, 0.0]]
+        """
+        survival = np.cumprod(acceptance_rates, axis=1)
+        laws = [object.__new__(cls) for _ in survival]
+        for law, own in zip(laws, survival, strict=True):
+            law.survival = own
+        return laws
+
+    @classmethod
     def shared_rate(cls, acceptance_rate: float, concentration: float, longest: int) -> Rounds:
         """Law in which the rate of each round is drawn from a Beta distribution of this mean with a + b = `concentration`.
 

@@ -5,13 +5,14 @@ The figures that serving engines print are not alpha: kind `reported` takes a pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model import published
 from model.base import bounded_files, checks
@@ -30,6 +31,7 @@ from sim.scenarios.outcomes.outcome_records import (
     Outcome,
     RateByPosition,
     RecordedOutcomes,
+    VariedOutcomes,
     check_depth,
     check_provenance,
     check_rates,
@@ -108,7 +110,7 @@ class RecordedAcceptance(RecordedOutcomes):
 class AcceptanceByDraftPosition(LawRecord):
     """The j-th token of a draft is accepted with probability `acceptance_rates[j]` if those before it were."""
 
-    RATES = ("acceptance_rates",)
+    RATES = LISTED = ("acceptance_rates",)
     BY_DRAFT_POSITION = True
 
     acceptance_rates: tuple[float, ...]
@@ -126,6 +128,13 @@ class AcceptanceByDraftPosition(LawRecord):
                 f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
             )
         return Outcome(round_laws.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
+
+    def varied(
+        self, rates: Mapping[str, NDArray[np.float64]], first: Outcome, parameters: MethodParameters
+    ) -> VariedOutcomes | None:
+        """Outcomes with several lists of rates."""
+        (each,) = rates.values()
+        return VariedOutcomes(first, round_laws.Rounds.each(each), None, None, {"rate": each[:, 0]})
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,9 @@ class DecisionRates(LawRecord):
         refuse_thresholds(parameters, "rates", ("fallback_threshold", "rollback_threshold"))
         return _independent(self.fallback_rate, self.rollback_rate, self.trials, self.source)
 
-    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+    def varied(
+        self, rates: Mapping[str, NDArray[np.float64]], first: Outcome, parameters: MethodParameters
+    ) -> VariedOutcomes | None:
         """Outcomes at several pairs of rates."""
         size = len(next(iter(rates.values())))
         pair = [np.broadcast_to(rates.get(name, getattr(self, name)), size) for name in self.RATES]

@@ -5,6 +5,7 @@ The agreement of the output with the whole model's comes only from records; it i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.methods.early_exit.finite_early_exit import Depths
-from model.methods.early_exit.theory import exit_pmf, exits
+from model.methods.early_exit.theory import exit_pmf, exits, expected_layers
 from model.methods.method_parameters import MethodParameters
 from sim.scenarios.outcomes.outcome_files import json_of, read_once
 from sim.scenarios.outcomes.outcome_records import (
     LawRecord,
     Outcome,
+    VariedOutcomes,
     check_one_source,
     check_provenance,
     check_rates,
@@ -49,7 +51,7 @@ class ExitHazards(LawRecord):
     There is one hazard per layer of the method, 0 before its `first_check`; the method must have no threshold.
     """
 
-    RATES = ("hazards",)
+    RATES = LISTED = ("hazards",)
 
     hazards: tuple[float, ...]
     source: str = "assumed"
@@ -73,6 +75,16 @@ class ExitHazards(LawRecord):
             )
         law = Depths(exit_pmf(self.hazards), parameters.decoded_sequences)
         return Outcome(law, law.mean(tokens), self.source)
+
+    def varied(
+        self, rates: Mapping[str, NDArray[np.float64]], first: Outcome, parameters: MethodParameters
+    ) -> VariedOutcomes | None:
+        """Outcomes with several lists of hazards; None if an exit is where no token can."""
+        (hazards,) = rates.values()
+        if hazards[:, : parameters.first_check - 1].any():
+            return None
+        laws = Depths.each(exit_pmf(hazards), parameters.decoded_sequences)
+        return VariedOutcomes(first, laws, None, None, {"rate": expected_layers(hazards)})
 
 
 @dataclass(frozen=True)

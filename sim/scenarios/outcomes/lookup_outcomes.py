@@ -82,7 +82,9 @@ class IndependentLookups(LawRecord):
             found.law, self.hit_rate, self.source, law(low), law(high), low, high, self.trials, further_values=found.further_values
         )
 
-    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+    def varied(
+        self, rates: Mapping[str, NDArray[np.float64]], first: Outcome, parameters: MethodParameters
+    ) -> VariedOutcomes | None:
         """Outcomes at several pairs of rates."""
         size, length = len(next(iter(rates.values()))), first.law.drafted[0]
         hits, accepted = (np.broadcast_to(rates.get(name, getattr(self, name)), size).astype(np.float64) for name in self.RATES)

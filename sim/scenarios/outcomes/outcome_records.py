@@ -107,6 +107,9 @@ class LawRecord(ABC):
     RATES: ClassVar[tuple[str, ...]] = ()
     """Keys that are rates; if one of them is overridden, `trials` and `source` no longer apply."""
 
+    LISTED: ClassVar[tuple[str, ...]] = ()
+    """Those that are lists of rates which `varied` takes."""
+
     FIXED: ClassVar[bool] = False
     """True if the law does not depend on the method's parameters or the number of tokens; points then share it."""
 
@@ -117,10 +120,13 @@ class LawRecord(ABC):
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point of the grid."""
 
-    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+    def varied(
+        self, rates: Mapping[str, NDArray[np.float64]], first: Outcome, parameters: MethodParameters
+    ) -> VariedOutcomes | None:
         """Outcomes of the records that differ from this one in these rates only; None: each record is made alone.
 
-        `first` is the outcome of this record. Rates have shape (outcomes,); they are in [0, 1].
+        `first` is the outcome of this record with these parameters. Rates have shape (outcomes,), or (outcomes, length) if they are
+        `LISTED`; they are in [0, 1].
         """
         return None
 
@@ -149,7 +155,9 @@ class OneRate(LawRecord):
         """The law for one point of the grid."""
         return independent(self.rate, self.trials, self.source)
 
-    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+    def varied(
+        self, rates: Mapping[str, NDArray[np.float64]], first: Outcome, parameters: MethodParameters
+    ) -> VariedOutcomes | None:
         """Outcomes at several rates."""
         (rate,) = rates.values()
         if self.trials is None:
@@ -187,7 +195,9 @@ class CorrelatedRate(OneRate):
             return Outcome(law, self.rate, self.source, trials=self.trials)
         return Outcome(law, self.rate, self.source, *ends, low, high, self.trials)
 
-    def varied(self, rates: Mapping[str, NDArray[np.float64]], first: Outcome) -> VariedOutcomes | None:
+    def varied(
+        self, rates: Mapping[str, NDArray[np.float64]], first: Outcome, parameters: MethodParameters
+    ) -> VariedOutcomes | None:
         """None: which rates are valid depends on the correlation."""
         return None
 
