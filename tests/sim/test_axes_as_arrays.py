@@ -284,6 +284,85 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
     assert compared > 2
 
 
+LISTED = {
+    "acceptance by draft position": (
+        {"method": [{"name": "speculative", "layers": 6, "draft_length": 2}], "cost": DRAFTING,
+         "outcomes": {"kind": "by-draft-position", "acceptance_rates": [0.5, 0.5]}, "sweep": {"method.draft_length": [1, 2, 3]}},
+        "outcomes.acceptance_rates",
+        [[0.5, 0.25], [1, 0], [0.75, 1.5], [0.125, 1.0], [-0.5, 0.5], [0.0, math.nan], [0.875, 0.375]],
+    ),
+    "hazards": (
+        {"method": [{"name": "early_exit", "layers": 3}], "outcomes": {"kind": "hazards", "hazards": [0.0, 0.5, 1.0]},
+         "cost": {"early_head": 0.1}, "sweep": {"method.first_check": [1, 2]}},
+        "outcomes.hazards",
+        [[0.0, 0.5, 1.0], [0.0, 0.25, 0.5], [0.5, 0.5, 1.0], [0, 1, 1], [0.0, 0.0, 0.0], [0.0, 2.0, 1.0]],
+    ),
+    "lists of several lengths": (
+        {"method": [{"name": "speculative", "layers": 6, "draft_length": 2}], "cost": DRAFTING,
+         "outcomes": {"kind": "by-draft-position", "acceptance_rates": [0.5, 0.5]}},
+        "outcomes.acceptance_rates", [[0.5, 0.25], [0.5], [0.75, 0.5, 0.25], 0.5, []],
+    ),
+    "lists in place of a rate": (
+        {"method": [{"name": "speculative", "layers": 6, "draft_length": 2}], "cost": DRAFTING, "outcomes": ACCEPTANCE},
+        "outcomes.acceptance_rate", [[0.5], [0.25]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("few", [0, 4])
+def test_axis_of_lists_as_an_array(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With costs that vary, too; each invalid list fails at its points, with the same text."""
+    monkeypatch.setattr(point_blocks, "FEW", few)
+    tables, path, values = LISTED[name]
+    sweep = {**tables.get("sweep", {}), path: values, "cost.final_head": [0.0, 0.5]}
+    swept = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **tables, "sweep": sweep}
+    together = frame_of(swept)
+    with one_by_one():
+        assert_same(together, frame_of(swept))
+
+
+def test_lists_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.scenarios.outcomes.exit_outcomes import ExitHazards
+
+    made: list[Any] = []
+    alone = ExitHazards.outcome
+    monkeypatch.setattr(ExitHazards, "outcome", lambda *args: made.append(args) or alone(*args))
+    tables, path, _ = LISTED["hazards"]
+    values = [[0.0, each / 128, 1.0] for each in range(100)]
+    swept = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **tables, "sweep": {path: values}}
+    assert frame_of(swept).height == 100
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("bad", [1.5, -0.25, math.nan])
+def test_bad_number_in_a_long_axis_of_lists_is_refused_before_a_run(place: int, bad: float) -> None:
+    tables, path, _ = LISTED["hazards"]
+    values = [[0.0, 0.25 + each / 1024, 1.0] for each in range(100)]
+    values[40][place] = bad
+    with pytest.raises(ParameterError, match=r"hazards\[" + str(place)):
+        Grid({"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **tables, "sweep": {path: values}})
+
+
+@pytest.mark.parametrize("axis", [{"from": -0.25, "to": 1.0, "count": 9}, {"from": 0.25, "to": 1.25, "count": 600}])
+def test_end_of_a_range_that_is_invalid_is_refused_before_a_run(axis: dict[str, Any]) -> None:
+    scenario = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS["pearl"]}
+    with pytest.raises(ParameterError, match="acceptance_rate must be between 0 and 1"):
+        Grid({**scenario, "sweep": {"outcomes.acceptance_rate": axis}})
+
+
+@pytest.mark.parametrize("lengths", [[1, 2, 3, 4], [4, 3, 2, 1]])
+def test_value_of_a_small_grid_is_refused_only_if_it_is_invalid_with_all_others(lengths: list[int]) -> None:
+    """Lists of two rates hold for drafts of one and two tokens, of three only one of the lists."""
+    tables, path, _ = LISTED["acceptance by draft position"]
+    sweep = {"method.draft_length": lengths, path: [[0.5, 0.25], [0.75, 0.5], [0.5, 0.25, 0.125]]}
+    scenario = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **tables}
+    with pytest.raises(ParameterError, match="one rate for each of 4 drafted tokens, got 2"):
+        Grid({**scenario, "sweep": sweep})
+    assert Grid({**scenario, "sweep": sweep | {"method.draft_length": [each for each in lengths if each < 4]}}).points == 9
+
+
 SECONDS = [0.001, 0.0, 0.01, -1.0, 0.002, 1e7, 0.0, 0.005, 0.25]
 HARDWARE_AXES: dict[str, dict[str, Any]] = {
     "prompts": {"cost.prompt": [100, 7, 0, 2048, -1, 131, 900_000, 513, 100_000_000, 9000]},
