@@ -284,6 +284,36 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
     assert compared > 2
 
 
+@pytest.mark.parametrize("swept", ["method.layers", "method.draft_length"])
+def test_groups_whose_costs_differ_share_nothing(swept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other layers at the same values, and other values of the same layers, in blocks that cut off as many at each end."""
+    monkeypatch.setattr(point_blocks, "FEW", 0)
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS["a batch kept full"]}
+    tables |= {"sweep": {swept: [3, 5], "cost.final_head": [0.0, 0.25, 0.5, 1.0, 2.0, 4.0]}}
+    for first, last in ((0, 12), (2, 10)):
+        together = formula_view.frame(Grid(tables), first, last)
+        with one_by_one():
+            assert_same(together, formula_view.frame(Grid(tables), first, last))
+
+
+def test_busy_time_of_many_points_leaves_transfers_out() -> None:
+    """Above a number of points one evaluation gives both times, but only where nothing but passes takes time."""
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS["speculative on two units"]}
+    tables |= {"cluster": {}, "cost": {"cost_ratio": 0.2, "operations_ratio": 0.1, "link": 0.5}}
+    count = formula_view.MANY_POINTS + 1
+    many = frame_of(tables | {"sweep": {"cost.cost_ratio": {"from": 0.25, "to": 1.0, "count": count}}})
+    few = frame_of(tables | {"sweep": {"cost.cost_ratio": [0.25, 1.0]}})
+    assert_same(many[[0, -1]].drop("point"), few.drop("point"))
+
+
+def test_records_of_equal_tables_name_their_sections() -> None:
+    grid = Grid({"scenario": {"name": "x", "tokens": 6}, **SCENARIOS["pearl"]})
+    assert grid.record(Cost, {"final_head": 1.0}, "cost") is grid.record(Cost, {"final_head": 1.0}, "cost")
+    for section in ("cost", "method.cost"):
+        with pytest.raises(ParameterError, match=rf"^{section}: final_head must be"):
+            grid.record(Cost, {"final_head": -1.0}, section)
+
+
 LISTED = {
     "acceptance by draft position": (
         {"method": [{"name": "speculative", "layers": 6, "draft_length": 2}], "cost": DRAFTING,
@@ -622,6 +652,12 @@ def test_outcomes_at_several_rates_are_those_of_each(rates: list[float], trials:
                         assert vars(ours[name]) == vars(value)
                     else:
                         assert ours[name] == (pytest.approx(value, rel=1e-14) if isinstance(value, float) else value), name
+
+
+def test_costs_in_another_order() -> None:
+    costs = VariedCosts(UnitCost(4), {"link": np.array([0.0, 1.0])})
+    assert costs.at(np.array([0, 1])) is costs
+    assert costs.at(np.array([1, 0])).numbers["link"].tolist() == [1.0, 0.0]
 
 
 def test_columns_of_parts() -> None:
