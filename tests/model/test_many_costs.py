@@ -159,6 +159,21 @@ def test_points_together_equal_each_alone(
                 np.testing.assert_allclose(all_values[index], value[0], rtol=1e-12, atol=1e-20, err_msg=name)
 
 
+@pytest.mark.parametrize("cells", [1, 40, 90])
+def test_costs_in_blocks_have_the_times_of_all_together(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points in an order other than that of their costs, of two sets of parameters."""
+    costs = [UnitCost(LAYERS, cost_ratio=0.1 * each) for each in range(1, 8)]
+    choices = [MethodChoice(BildParameters(LAYERS, longest), 9, cost) for cost in costs for longest in (2, 3)]
+    order = np.random.default_rng(0).permutation(2 * len(choices)) % len(choices)
+    points = PredictionPoints(choices, [Independent(0.5, 0.1), Independent(0.25, 0.2)], order, np.arange(order.size) % 2)
+    together = bild.predict_points(points)
+    monkeypatch.setattr(prediction, "_CELLS", cells)
+    in_blocks = bild.predict_points(points)
+    for name in ("latency", "busy", "plain_latency", "rounds"):
+        np.testing.assert_allclose(getattr(in_blocks, name), getattr(together, name), rtol=1e-13, err_msg=name)
+    assert np.unique(together.latency).size == order.size
+
+
 def test_unknown_operations_matter_only_where_the_small_model_runs() -> None:
     """A single token is the large model's; of two, the small model drafts the first."""
     costs = [UnitCost(LAYERS, cost_ratio=0.5), UnitCost(LAYERS, cost_ratio=0.5, operations_ratio=0.25)]

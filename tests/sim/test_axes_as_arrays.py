@@ -289,7 +289,7 @@ def test_groups_whose_costs_differ_share_nothing(swept: str, monkeypatch: pytest
     """Other layers at the same values, and other values of the same layers, in blocks that cut off as many at each end."""
     monkeypatch.setattr(point_blocks, "FEW", 0)
     tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS["a batch kept full"]}
-    tables |= {"sweep": {swept: [3, 5], "cost.final_head": [0.0, 0.25, 0.5, 1.0, 2.0, 4.0]}}
+    tables |= {"sweep": {swept: [3, 5], "cost.final_head": [0.0, 0.25, 0.0, 1.0, 2.0, 4.0]}}
     for first, last in ((0, 12), (2, 10)):
         together = formula_view.frame(Grid(tables), first, last)
         with one_by_one():
@@ -331,6 +331,11 @@ LISTED = {
         {"method": [{"name": "speculative", "layers": 6, "draft_length": 2}], "cost": DRAFTING,
          "outcomes": {"kind": "by-draft-position", "acceptance_rates": [0.5, 0.5]}},
         "outcomes.acceptance_rates", [[0.5, 0.25], [0.5], [0.75, 0.5, 0.25], 0.5, []],
+    ),
+    "lists of several lengths alone": (
+        {"method": [{"name": "speculative", "layers": 6, "draft_length": 2}], "cost": DRAFTING,
+         "outcomes": {"kind": "by-draft-position", "acceptance_rates": [0.5, 0.5]}},
+        "outcomes.acceptance_rates", [[0.5, 0.25], [0.5], [0.75, 0.5, 0.25]],
     ),
     "lists in place of a rate": (
         {"method": [{"name": "speculative", "layers": 6, "draft_length": 2}], "cost": DRAFTING, "outcomes": ACCEPTANCE},
