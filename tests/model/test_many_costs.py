@@ -171,7 +171,7 @@ def test_costs_in_blocks_have_the_times_of_all_together(cells: int, monkeypatch:
     in_blocks = bild.predict_points(points)
     for name in ("latency", "busy", "plain_latency", "rounds"):
         np.testing.assert_allclose(getattr(in_blocks, name), getattr(together, name), rtol=1e-13, err_msg=name)
-    assert np.unique(together.latency).size == order.size
+    assert np.unique(together.latency).size >= len(choices)  # so that points in another order differ
 
 
 def test_unknown_operations_matter_only_where_the_small_model_runs() -> None:
