@@ -1,6 +1,6 @@
 """Closed forms over grids, by method: points per second of a whole run, with its Parquet file, relative to round numbers.
 
-A run of any size takes about 20 ms, so that those of which 100,000 points per second are asked have thousands of points.
+A run takes about 20 ms besides its points, so grids of which 100,000 points per second are asked have thousands of points.
 """
 
 from __future__ import annotations
