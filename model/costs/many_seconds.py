@@ -15,6 +15,7 @@ from model.costs.pass_seconds import ContextTable, PassSeconds
 from model.costs.step_costs import PassShape, StepCosts
 from model.hardware.cost_models import Hardware, WithEngineOverhead
 from model.hardware.interpolation import Estimate
+from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
 _NUMBERS = ("dispatch", "dispatch_per_process", "link", "promotion", "state_check", "draft_devices")
@@ -88,7 +89,11 @@ class VariedSeconds(Varied):
 
 
 class ManySeconds(StepCosts):
-    """Costs in seconds, with a leading axis of costs."""
+    """Costs in seconds, with a leading axis of costs.
+
+    A time depends on the prompt through the context only, so times of a pass are kept by context, once for all costs
+    (`_TimesByContext`). Passes at arrays of widths, or at positions that are no whole numbers, are priced at each cost.
+    """
 
     uniform = False
 
@@ -97,17 +102,26 @@ class ManySeconds(StepCosts):
         for name in _NUMBERS:
             value = costs.numbers.get(name, getattr(costs.first, name))
             setattr(self, name, np.broadcast_to(np.asarray(value, dtype=np.float64), len(costs)))
-        self._by_axes: dict[int, _ByCost] = {}
+        self._by_axes: dict[int, PassSeconds] = {}
+        self._by_context = _TimesByContext(costs)
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` output positions, by cost [s]."""
-        extent = np.broadcast_shapes(np.shape(shape.width), np.shape(shape.sequences), np.shape(at))
-        found = self._with_axes(len(extent)).times(shape, at)
+        where = np.asarray(at)
+        if self._by_context.has(shape, where):
+            return np.broadcast_to(self._by_context.times(shape, where), (len(self.costs), *where.shape))
+        extent = np.broadcast_shapes(np.shape(shape.width), np.shape(shape.sequences), where.shape)
+        found = self._with_axes(len(extent)).computed_times(shape, where.astype(np.float64))
         return np.broadcast_to(found, (len(self.costs), *extent))
 
     def plain_error(self, at: ArrayLike = 0) -> Floats:
         """Relative error of the time of a step of plain decoding, by cost [-]."""
-        return np.broadcast_to(self._with_axes(np.ndim(at)).plain_error(at), (len(self.costs), *np.shape(at)))
+        where = np.asarray(at)
+        if self._by_context.has(PassShape(LayerSpan(0, self.layers), heads=1), where):
+            found = self._by_context.plain_error(where)
+        else:
+            found = self._with_axes(where.ndim).plain_error(where.astype(np.float64))
+        return np.broadcast_to(found, (len(self.costs), *where.shape))
 
     def within_budgets(self, budgets: Mapping[str, int]) -> ManySeconds:
         """See `StepCosts`."""
@@ -134,46 +148,143 @@ class ManySeconds(StepCosts):
             return np.full(len(self.costs), self.costs.first.operations(role))
         return self.costs.first.operations_after(role, prompts)
 
-    def _with_axes(self, axes: int) -> _ByCost:
+    def _with_axes(self, axes: int) -> PassSeconds:
         """Costs whose numbers are arrays of shape (costs, 1, ..., 1), with this number of further axes."""
         if axes not in self._by_axes:
             costs, shape = self.costs, (-1, *(1,) * axes)
-            models = dict(costs.first.hardware_models)
-            for role, values in costs.steps.items():
-                model = models[role] = object.__new__(WithEngineOverhead)  # its numbers are checked
-                vars(model).update(kernels=costs.first.hardware_models[role].kernels, step_s=values.reshape(shape))  # type: ignore[attr-defined]
-            found = self._by_axes[axes] = object.__new__(_ByCost)
-            vars(found).update(vars(costs.first), hardware_models=models)
+            steps = {role: values.reshape(shape) for role, values in costs.steps.items()}
+            found = self._by_axes[axes] = object.__new__(PassSeconds)
+            vars(found).update(vars(costs.first), hardware_models=_with_steps(costs.first, steps))
             vars(found).update({name: values.reshape(shape) for name, values in costs.numbers.items()})
         return self._by_axes[axes]
 
 
-class _ByCost(PassSeconds):
-    """Costs whose numbers are arrays with a leading axis of costs."""
-
-    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
-        """Time of a pass of this shape after `at` output positions [s]; not tabulated."""
-        return self.computed_times(shape, np.asarray(at))
-
-    def _layer(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
-        """Time of one layer; contexts of several prompts overlap, so each whole number is looked up once."""
-        if not np.ndim(self.prompt):
-            return super()._layer(shape, sequences, at)
-        context = np.asarray(self.context(at, shape.context_budget))
-        hardware, role, width = self.hardware(shape.role), shape.role, shape.width
-
-        def looked_up(context: Floats) -> Estimate:
-            return hardware.layer(width, context, sequences, busy=self.busy)
-
-        single = not np.ndim(width) and not np.ndim(shape.sequences)
-        if not single or context.max(initial=0) > _MOST_TABULATED or (context != np.rint(context)).any():
-            return looked_up(context)
-        key = role, int(width), int(shape.sequences)  # type: ignore[arg-type]
-        return self.by_context.setdefault(key, ContextTable()).at(context.astype(np.intp), looked_up)
+def _with_steps(cost: PassSeconds, steps: Mapping[str, Any]) -> dict[str, Hardware]:
+    """Hardware models of a cost with other overheads of engine steps: numbers or arrays, which are checked already."""
+    models = dict(cost.hardware_models)
+    for role, values in steps.items():
+        model = models[role] = object.__new__(WithEngineOverhead)
+        vars(model).update(kernels=cost.hardware_models[role].kernels, step_s=values)  # type: ignore[attr-defined]
+    return models
 
 
+class _TimesByContext:
+    """Times of passes by context, of costs that differ in their prompts and in overheads of engine steps.
+
+    Arrays by context are indexed by the position that a cost without a prompt would have; only contexts that occur are priced.
+    Overheads that differ are added afterwards.
+    """
+
+    def __init__(self, costs: VariedSeconds) -> None:
+        first, prompts = costs.first, costs.numbers.get("prompt")
+        self._steps, self._checked = costs.steps, "state_check" in costs.numbers
+        self._cost = object.__new__(PassSeconds)
+        models = _with_steps(first, dict.fromkeys(costs.steps, 0.0))
+        vars(self._cost).update(vars(first), hardware_models=models, prompt=0)
+        # Of a batch whose other sequences are elsewhere, the mean context moves by 1 / batch with each position.
+        self._shared = first.others_position is not None and first.batch > 1
+        each = np.array([first.prompt] if prompts is None else prompts, dtype=np.intp)
+        self._offsets = each * first.batch if self._shared else each
+        self._most = int(self._offsets.max(initial=0))
+        self._positions, self._contexts = 0, np.zeros(0, dtype=np.intp)
+        self._ended: dict[PassShape, Floats] = {}
+        self._plain_errors: Floats | None = None
+
+    def has(self, shape: PassShape, at: NDArray[Any]) -> bool:
+        """True if times of this pass at these positions can be taken from here."""
+        if at.dtype.kind not in "iu" or np.ndim(shape.width) or np.ndim(shape.sequences) or np.ndim(shape.heads):
+            return False
+        if shape.compared and (self._checked or self._steps):
+            return False
+        limited = shape.context_budget is not None or shape.role in self._cost.context_budgets
+        return self._most <= _MOST_TABULATED and not (self._shared and limited)
+
+    def times(self, shape: PassShape, at: NDArray[Any]) -> Floats:
+        """Times at these positions, which broadcast to (costs, *at.shape) [s]."""
+        self._cover(at)
+        step, drafts = self._step(shape), shape.role != "target" and self._cost.uncertainty_end != 0
+        if step is None and not (drafts and "target" in self._steps):
+            if shape not in self._ended:
+                plain_error = self._total(self._plain).error if drafts else np.zeros(())
+                self._ended[shape] = self._at_end(shape, self._total(shape), plain_error, None)
+            return self._gathered(self._ended[shape], at)
+        total = Estimate(*(self._gathered(each, at) for each in self._total(shape)))
+        overhead = None if step is None else step.reshape(-1, *(1,) * at.ndim)
+        return self._at_end(shape, total, self.plain_error(at) if drafts else np.zeros(()), overhead)
+
+    def plain_error(self, at: NDArray[Any]) -> Floats:
+        """Relative error of the time of a step of plain decoding [-], as of `times`."""
+        self._cover(at)
+        step = self._step(self._plain)
+        if step is None:
+            return self._gathered(self._total(self._plain).error, at)
+        if self._plain_errors is None:
+            each = np.arange(self._positions)
+            seconds, error = (self._gathered(values, each) for values in self._total(self._plain))
+            whole = seconds + step[:, None]
+            self._plain_errors = np.divide(seconds * error, whole, out=np.zeros_like(whole), where=whole > 0)
+        return self._plain_errors[:, _as_slice(at)]
+
+    @property
+    def _plain(self) -> PassShape:
+        return PassShape(LayerSpan(0, self._cost.layers), heads=1)
+
+    def _at_end(self, shape: PassShape, total: Estimate, plain_error: Floats, overhead: Floats | None) -> Floats:
+        """Times with an overhead, which has no error, at the end of the uncertainty; see `PassSeconds`."""
+        end, (seconds, error) = self._cost.uncertainty_end, total
+        found = seconds
+        if end and (shape.role != "target" or shape.width != 1 or shape.sequences != 1):
+            own = shape.role == "target"
+            factor = np.asarray(1 + end * plain_error)  # of what has no error of its own
+            found = seconds * (factor + end * error)
+            if overhead is not None:
+                found = found + (overhead if own else overhead * factor)
+            return np.maximum(found, 0.0)
+        return found if overhead is None else found + overhead
+
+    def _step(self, shape: PassShape) -> Floats | None:
+        """Overhead of an engine step that a pass pays, by cost; None where it is the same for all."""
+        own = self._steps.get(shape.role)
+        return own if self._cost.counts_steps and not shape.within_step and (shape.begins or shape.layers.last < 0) else None
+
+    def _total(self, shape: PassShape) -> Estimate:
+        """Times of a pass with their errors, by context; without overheads that differ."""
+        cost = self._cost
+        own = cost.hardware(shape.role), cost.state_check, cost.verification, cost.counts_steps
+        key = shape, cost.context_budgets.get(shape.role), *own
+        table = cost.by_context.setdefault(key, ContextTable())
+        return table.with_times_at(self._contexts, lambda at: cost.estimated(shape, at.astype(np.float64)))
+
+    def _cover(self, at: NDArray[Any]) -> None:
+        """Include the contexts of all costs up to the last of these positions."""
+        last = int(at.max(initial=0))
+        if last < self._positions:
+            return
+        self._positions, offsets = last + 1 + _GROWTH, np.unique(self._offsets)
+        ends = np.zeros(self._most + self._positions + 1, dtype=np.intp)
+        ends[offsets] += 1
+        ends[offsets + self._positions] -= 1
+        self._contexts, self._ended, self._plain_errors = np.flatnonzero(np.cumsum(ends)), {}, None
+
+    def _gathered(self, by_context: Floats, at: NDArray[Any]) -> Floats:
+        """Values at these positions, with a leading axis of prompts: 1 if they are the same for all costs."""
+        where = _as_slice(at)
+        if isinstance(where, slice):
+            return np.asarray(np.lib.stride_tricks.sliding_window_view(by_context, at.size)[self._offsets + where.start])
+        return np.asarray(by_context[self._offsets.reshape(-1, *(1,) * at.ndim) + at])
+
+
+def _as_slice(index: NDArray[Any]) -> slice | NDArray[Any]:
+    """The same index as a slice if it is of consecutive numbers."""
+    if index.ndim == 1 and index.size and index[-1] - index[0] == index.size - 1 and (np.diff(index) == 1).all():
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
+_GROWTH = 16
+"""Positions after the last one of which times are also computed, since rounds go beyond the last token."""
 _MOST_TABULATED = 1 << 17
-"""Largest context of which times are kept."""
+"""Largest prompt of which times are kept."""
 
 
 def errors_of(costs: VariedSeconds, tokens: int) -> Floats:

@@ -39,26 +39,24 @@ class Parts(NamedTuple):
 
 
 class ContextTable:
-    """Times of a layer by context, each looked up once."""
+    """Times by context, each looked up once."""
 
     def __init__(self) -> None:
         self._known: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self._seconds: Floats = np.zeros(0)
-        self._error: Floats = np.zeros(0)
+        self._times: Floats = np.zeros((2, 0))  # seconds, and their errors
 
-    def at(self, context: NDArray[np.intp], look_up: Callable[[Floats], Estimate]) -> Estimate:
-        """Times at these contexts; `look_up` gives those at contexts that are not known yet."""
-        more = int(context.max(initial=0)) + 1 - self._known.size
+    def with_times_at(self, context: NDArray[np.intp], look_up: Callable[[NDArray[np.intp]], Estimate]) -> Estimate:
+        """Times indexed by context up to the largest of these; `look_up` gives those at these contexts that are not known yet."""
+        size = int(context.max(initial=0)) + 1
+        more = size - self._known.size
         if more > 0:
             more = max(more, self._known.size)
-            self._known = np.pad(self._known, (0, more))
-            self._seconds, self._error = np.pad(self._seconds, (0, more)), np.pad(self._error, (0, more))
-        missing = ~self._known[context]
-        if missing.any():
-            asked = np.unique(context[missing])
-            self._seconds[asked], self._error[asked] = look_up(asked.astype(np.float64))
+            self._known, self._times = np.pad(self._known, (0, more)), np.pad(self._times, ((0, 0), (0, more)))
+        asked = context[~self._known[context]]
+        if asked.size:
+            self._times[:, asked] = np.stack(np.broadcast_arrays(*look_up(asked)))
             self._known[asked] = True
-        return Estimate(self._seconds[context], self._error[context])
+        return Estimate(*self._times[:, :size])
 
 
 @dataclass(eq=False)
@@ -122,8 +120,8 @@ class PassSeconds(StepCosts):
     """Cache of times of a layer, by (role, width, sequences, context budget) and position."""
     _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes with their errors, by shape and position."""
-    by_context: dict[tuple[str, int, int], ContextTable] = field(default_factory=dict, init=False, repr=False)
-    """Cache of times of a layer by (role, width, sequences), for costs that differ in their prompts."""
+    by_context: dict[tuple[Any, ...], ContextTable] = field(default_factory=dict, init=False, repr=False)
+    """Cache of times of passes, for costs that differ in their prompts or overheads (`model.costs.many_seconds`)."""
     _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
     _within: dict[tuple[tuple[str, int], ...], Self] = field(default_factory=dict, init=False, repr=False)
 
@@ -146,9 +144,11 @@ class PassSeconds(StepCosts):
             each._layers, each._totals, each.by_context = self._layers, self._totals, self.by_context
         return ends
 
-    def share_layers(self, tables: dict[tuple[str, int, int, int | None], Estimate]) -> None:
-        """Keep times of layers in tables that other costs of the same kernels, prompt and batch also use."""
-        self._layers = tables
+    def share_times(
+        self, layers: dict[tuple[str, int, int, int | None], Estimate], by_context: dict[tuple[Any, ...], ContextTable]
+    ) -> None:  # fmt: skip
+        """Keep times in tables that other costs of the same kernels and batch also use; `layers` are at one prompt."""
+        self._layers, self.by_context = layers, by_context
 
     def has_overheads(self, units: int) -> bool:
         """True if, on this number of units, anything but the work of passes takes time: engine steps, starting processes, links."""
@@ -311,6 +311,10 @@ class PassSeconds(StepCosts):
         """`times` without a table [s]."""
         shape = self._within_budget(shape)
         return self._at_end(shape, self._total(shape, at), at)
+
+    def estimated(self, shape: PassShape, at: ArrayLike) -> Estimate:
+        """`computed_times` before an end of their uncertainty is taken, with their errors."""
+        return self._total(self._within_budget(shape), at)
 
     def _total(self, shape: PassShape, at: ArrayLike) -> Estimate:
         """Time of a whole pass, broadcast over positions, widths and numbers of sequences."""

@@ -222,7 +222,7 @@ def waiting_share(draft_length: int, rate: float, sequences: int, tokens: int, c
         1, cost_ratio=cost_ratio
     )
     found = static_batches.expected(parameters, tokens, Iid(rate), cost)
-    return static_batches.straggler_loss(parameters, cost, found.rounds, found.time, tokens)
+    return float(static_batches.straggler_loss(parameters, cost, found.rounds, found.time, tokens))
 
 
 # --- Terms of a measured speed-up -----------------------------------------------------------------------------------------

@@ -510,13 +510,14 @@ def _prices(
         promotion=moving[1] + promotion, draft_devices=draft_devices, **dict(extra),
     )  # fmt: skip
     kernels = tuple((role, each.kernels) for role, each in served if isinstance(each, WithEngineOverhead))
-    cost.share_layers(_layer_tables(kernels, batch, others_position, prompt, busy))
+    tables = (_shared_tables(kernels, batch, others_position, each, busy) for each in (prompt, None))
+    cost.share_times(*tables)
     return cost
 
 
 @functools.lru_cache(maxsize=16)
-def _layer_tables(*_: Any) -> dict[Any, Any]:
-    """Times of layers of these models at these contexts, which costs that differ in overheads only share."""
+def _shared_tables(*_: Any) -> dict[Any, Any]:
+    """Times with these kernels, which costs that differ in overheads only share; without a prompt, those of all prompts."""
     return {}
 
 

@@ -17,6 +17,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
+from model.costs.many_costs import Varied
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, flops_and_bytes
 from model.methods import registry
 from model.methods.prediction import ChoiceGroup, GroupedChoices, Prediction, PredictionPoints, by_outcome
@@ -352,22 +354,29 @@ def over_one_device(case: Case, row: Row) -> Row:
     return found
 
 
-def straggler_loss(case: Case, rounds: Any, latency: Any) -> Row:
-    """Straggler loss of static batches from the mean rounds and latency (or arrays), if the method's theory gives it."""
+def straggler_loss(case: Case, rounds: Any, latency: Any, cost: StepCosts | None = None) -> Row:
+    """Straggler loss of static batches from the mean rounds and latency (or arrays), if the method's theory gives it.
+
+    `cost` are costs in place of the case's, one for each entry of the arrays.
+    """
     known = registry.method(case.method).straggler_loss
-    loss = None if known is None else known(case.parameters, case.cost, rounds, latency, case.settings.tokens)
+    costs = case.cost if cost is None else cost
+    loss = None if known is None else known(case.parameters, costs, rounds, latency, case.settings.tokens)
     return {} if loss is None else {"straggler_loss": loss}
 
 
 def _straggler_losses(points: PointBlock, rounds: Floats, latency: Floats) -> Floats:
-    """`straggler_loss` of each point, at once for points of one choice; nan where there is none."""
-    used, index = np.unique(points.choice, return_inverse=True)
+    """`straggler_loss` of each point, at once for points of one group; nan where there is none."""
+    index, found = points.used_choices[1], np.full(points.number.size, np.nan)
     order = np.argsort(index, kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(index))[:-1])
-    found = np.full(points.number.size, np.nan)
-    for choice, mine in zip(used.tolist(), parts, strict=True):
-        row = straggler_loss(points.choices[choice], rounds[mine], latency[mine])
-        found[mine] = row.get("straggler_loss", np.nan)
+    for group, part, places in points.segments:
+        mine = order[slice(*np.searchsorted(index[order], [part.start, part.stop]))]
+        costs = group.at(places).costs_of("cost")
+        for at in range(0, mine.size, MANY_POINTS):
+            some = mine[at : at + MANY_POINTS]
+            cost = costs.at(index[some] - part.start).joined() if isinstance(costs, Varied) else group.first.cost
+            row = straggler_loss(group.first, rounds[some], latency[some], cost)
+            found[some] = row.get("straggler_loss", np.nan)
     return found
 
 

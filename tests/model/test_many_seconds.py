@@ -126,17 +126,17 @@ def test_groups_of_unit_costs_follow_one_another() -> None:
 
 
 def test_each_context_is_looked_up_once() -> None:
-    asked: list[float] = []
+    asked: list[int] = []
 
     def look_up(context: Any) -> Estimate:
         asked.extend(context.tolist())
-        return Estimate(2 * context, 0 * context + 0.5)
+        return Estimate(2.0 * context, np.asarray(0.5))
 
     table = ContextTable()
-    for where in ([[3, 5], [3, 0]], [[5]], [[40, 3]]):
-        found = table.at(np.array(where), look_up)
-        assert (found.seconds.tolist(), np.unique(found.error).tolist()) == ((2.0 * np.array(where)).tolist(), [0.5])
-    assert asked == [0.0, 3.0, 5.0, 40.0]
+    for where in ([0, 3, 5], [5], [3, 40]):
+        found = table.with_times_at(np.array(where), look_up)
+        assert (found.seconds[where].tolist(), np.unique(found.error[where]).tolist()) == ((2.0 * np.array(where)).tolist(), [0.5])
+    assert asked == [0, 3, 5, 40]
 
 
 # --- What functions of costs depend on ---

@@ -29,7 +29,7 @@ from model.methods.ngram import lookup_rounds
 from model.methods.ngram.algorithm import Parameters
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.rounds.prices_of_rounds import RoundPrices, slowest_of, verify_times
-from model.methods.rounds.round_moments import prediction_of
+from model.methods.rounds.round_moments import prediction_of, units_alike
 from model.methods.speculative import theory as speculative
 from model.outcomes.lookup_laws import LookupLaw, Lookups
 
@@ -76,7 +76,7 @@ def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
     parameters, tokens = points.parameters, points.tokens
     prices = round_prices(parameters, points.cost, tokens=tokens)
     found = lookup_rounds.moments_of_pairs(tokens, points.laws, prices, points.law, points.price, cut=parameters.cut)
-    return prediction_of(points, found, prices)
+    return prediction_of(points, found, units_alike(prices))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

@@ -17,8 +17,9 @@ class RoundPrices(NamedTuple):
 
     `time` and `busy` have shape (longest + 1,). If times depend on the position, the shape is (2, positions, longest + 1): index 1
     of the first axis is for a round that follows a completely accepted draft, the second axis is the start position. After a
-    completely accepted draft the first draft pass reads two tokens, because the draft model has not read its last token yet. Of
-    several costs (`model.costs.many_costs`) all arrays have a leading axis of costs; `of` has the prices of one.
+    completely accepted draft the first draft pass reads two tokens, because the draft model has not read its last token yet. Where
+    the start position determines the drafted tokens, the shape is (2, positions). Of several costs (`model.costs.many_costs`) all
+    arrays have a leading axis of costs; `of` has the prices of one.
     """
 
     time: Floats
@@ -34,6 +35,19 @@ class RoundPrices(NamedTuple):
     def uniform(self) -> bool:
         """True if a round takes the same time at every position."""
         return self.time.ndim == self.operations.ndim
+
+    def by_start(self, drafted: NDArray[np.int64]) -> RoundPrices:
+        """Prices by start position only, of rounds that draft `drafted` tokens from each position, an array of shape (positions,).
+
+        >>> prices = RoundPrices(np.array([1.0, 5.0]), np.array([1.0, 4.0]), np.array([1.0, 2.0]))
+        >>> prices.by_start(np.array([1, 1, 0])).time.tolist()
+        [[5.0, 5.0, 1.0], [5.0, 5.0, 1.0]]
+        """
+        if self.time.ndim == self.operations.ndim + 1:
+            return self
+        where: Any = (..., np.stack([drafted] * 2)) if self.uniform else (..., np.arange(drafted.size), drafted)
+        time = self.time[where]
+        return RoundPrices(time, time if self.busy is self.time else self.busy[where], self.operations)
 
     def of_rounds(self, after_full_draft: Bools, start: NDArray[np.int64], drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Time and unit-time of rounds with these start positions and numbers of drafted tokens.
@@ -67,6 +81,60 @@ class ReadingTimes(NamedTuple):
         return ReadingTimes(self.time[cost], self.busy[cost])
 
 
+def drafted_by_start(longest: int, tokens: int, cut: bool = True) -> NDArray[np.int64]:
+    """Drafted tokens of a round from each position on; with `cut` at most one token less than remain.
+
+    >>> drafted_by_start(2, 4).tolist(), drafted_by_start(2, 4, cut=False).tolist()
+    ([2, 2, 1, 0], [2, 2, 2, 2])
+    """
+    return np.minimum(longest, np.arange(tokens)[::-1]) if cut else np.full(tokens, longest)
+
+
+def prices_by_start(
+    cost: StepCosts, longest: int, *, tokens: int = 1, cut: bool = True, separate: bool = False, sequences: int = 1
+) -> RoundPrices:
+    """`round_prices` for rounds with `drafted_by_start` tokens: by start position only, if times depend on it.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> prices_by_start(UnitCost(40, cost_ratio=0.1), 2, tokens=9).time.tolist()
+    [40.0, 44.0, 48.0]
+    """
+    if cost.uniform:
+        return round_prices(cost, longest, tokens=tokens, separate=separate, sequences=sequences)
+    drafted, start = drafted_by_start(longest, tokens, cut), np.arange(tokens)
+    verify = times_by_start(lambda width, at: cost.verify_times(width, at, sequences), drafted + 1)[..., None, :]
+    time = np.repeat(verify, 2, axis=-2)
+    if longest:
+        single = cost.draft_times(np.arange(tokens + longest), sequences=sequences)
+        until, drafting = sums_before(single), np.count_nonzero(drafted)
+        time += (until.take(start + drafted, axis=-1) - until[..., :tokens])[..., None, :]
+        # After a completely accepted draft the first pass also reads the token before.
+        wide = cost.draft_times(start[: max(drafting - 1, 0)], width=2, sequences=sequences)
+        time[..., 1, 1:drafting] += wide - single[..., 1:drafting]
+    busy = time
+    if np.any(cost.draft_devices != 1):
+        busy = (time - verify) * _for_each(cost.draft_devices, 2) + verify
+    if separate:
+        time = time + np.where(drafted > 0, 2 * _for_each(cost.link, 2), 0.0)
+    return RoundPrices(time, busy, _operations(cost, longest, sequences))
+
+
+def times_by_start(times_of: Callable[[int, NDArray[np.int64]], Floats], width: NDArray[np.int64]) -> Floats:
+    """Times of passes with these tokens per sequence from position 0, 1, ... on; shape (..., positions).
+
+    `times_of` gives the times of passes of one width at some positions.
+
+    >>> times_by_start(lambda width, at: 10.0 * width + at, np.array([3, 3, 1])).tolist()
+    [30.0, 31.0, 12.0]
+    """
+    places = {each: np.flatnonzero(width == each) for each in np.unique(width).tolist()}
+    times = [times_of(each, at) for each, at in places.items()]
+    found = np.empty((*times[0].shape[:-1], width.size))
+    for at, own in zip(places.values(), times, strict=True):
+        found[..., at[0] : at[-1] + 1] = own  # widths never rise
+    return found
+
+
 def round_prices(
     cost: StepCosts, longest: int, *, tokens: int = 1, separate: bool = False, sequences: int = 1
 ) -> RoundPrices:
@@ -81,9 +149,7 @@ def round_prices(
     >>> [each.tolist() for each in prices]
     [[40.0, 48.0, 52.0], [40.0, 44.0, 48.0], [1.0, 2.5, 4.0]]
     """
-    drafted = np.arange(longest + 1.0)
-    ratio = np.asarray(cost.operations("draft"))[..., None]
-    operations = sequences * (1.0 + drafted + np.where(drafted > 0, drafted * ratio, 0.0))
+    drafted, axes = np.arange(longest + 1), 1 if cost.uniform else 3
     drafts = draft_times(cost, longest, tokens, sequences=sequences)
     verify = verify_times(cost, longest + 1, tokens, sequences=sequences)
     if cost.uniform:
@@ -92,13 +158,21 @@ def round_prices(
         more = reread_times(cost, tokens, sequences=sequences)[..., None]
         drafts = np.stack([drafts, drafts + np.where(drafted > 0, more, 0.0)], axis=-3)
         verify = verify[..., None, :, :]
-    link = np.where(drafted > 0, 2 * _for_each(cost.link, cost) * separate, 0.0)
-    return RoundPrices(drafts + verify + link, drafts * _for_each(cost.draft_devices, cost) + verify, operations)
+    link = np.where(drafted > 0, 2 * _for_each(cost.link, axes) * separate, 0.0)
+    busy = drafts * _for_each(cost.draft_devices, axes) + verify
+    return RoundPrices(drafts + verify + link, busy, _operations(cost, longest, sequences))
 
 
-def _for_each(number: Any, cost: StepCosts) -> Floats:
-    """A number of a cost, or of each of several, with as many further axes as prices have."""
-    return np.asarray(number)[(..., *(None,) * (1 if cost.uniform else 3))]
+def _operations(cost: StepCosts, longest: int, sequences: int = 1) -> Floats:
+    """Arithmetic of rounds with 0, 1, ..., `longest` drafted tokens, in units of one token in a pass of the target."""
+    drafted = np.arange(longest + 1.0)
+    ratio = np.asarray(cost.operations("draft"))[..., None]
+    return np.asarray(sequences * (1.0 + drafted + np.where(drafted > 0, drafted * ratio, 0.0)))
+
+
+def _for_each(number: Any, axes: int) -> Floats:
+    """A number of a cost, or of each of several, with this number of further axes."""
+    return np.asarray(number)[(..., *(None,) * axes)]
 
 
 def head_prices(
@@ -114,31 +188,36 @@ def head_prices(
     >>> [head_prices(UnitCost(40, cost_ratio=0.1), 2, parallel=parallel)[0].time.tolist() for parallel in (False, True)]
     [[40.0, 44.0, 48.0], [40.0, 44.0, 44.0]]
     """
-    prices = round_prices(cost, longest, tokens=tokens)
-    if cost.uniform and not parallel:
-        return prices, None
-    verify, share = verify_times(cost, longest + 1, tokens), _for_each(cost.draft_devices, cost)
     if cost.uniform:
+        prices = round_prices(cost, longest)
+        if not parallel:
+            return prices, None
         drafts = np.minimum(np.arange(longest + 1), 1) * cost.draft_times()[..., None]
-        return prices._replace(time=drafts + verify[..., 0, :], busy=drafts * share + verify[..., 0, :]), None
-    start = np.arange(tokens)
-    drafts = draft_times(cost, longest, tokens)
-    if parallel:
-        own = [cost.draft_times(start, width=count, heads=count) for count in range(1, longest + 1)]
-        drafts = np.stack([np.zeros_like(drafts[..., 0]), *own], axis=-1)
-    drafted = np.minimum(longest, tokens - 1 - start) if cut else np.full(tokens, longest)
-    more = np.zeros_like(drafts)
-    for count in np.unique(drafted[drafted > 0]).tolist():
-        here = np.flatnonzero(drafted == count)
-        width = count if parallel else 1
-        alone = cost.draft_times(here, width=width, heads=width)
+        verify = verify_times(cost, longest + 1, 1)[..., 0, :]
+        return prices._replace(time=drafts + verify, busy=drafts * _for_each(cost.draft_devices, 1) + verify), None
+    start, drafted = np.arange(tokens), drafted_by_start(longest, tokens, cut)
+    verify = times_by_start(cost.verify_times, drafted + 1)
+    width = drafted if parallel else np.minimum(drafted, 1)
+
+    def passes(count: int, at: NDArray[np.int64]) -> Floats:
+        return cost.draft_times(at, width=count, heads=count) if count else np.zeros_like(verify[..., at])
+
+    alone = drafts = times_by_start(passes, width)
+    if not parallel:
+        until = sums_before(cost.draft_times(np.arange(tokens + longest)))
+        drafts = until[..., start + drafted] - until[..., start]
+    more = np.zeros((*drafts.shape, longest + 1))
+    for count in np.unique(width[width > 0]).tolist():
+        here = np.flatnonzero(width == count)
         for accepted in range(1, longest + 1):
-            after = here > accepted  # the round before began at position 0 or later
-            wide = cost.draft_times(here[after] - accepted, width=accepted + width, heads=width)
-            more[..., here[after], accepted] = wide - alone[..., after]
-    both = np.stack([drafts] * 2, axis=-3)
-    verify = verify[..., None, :, :]
-    return RoundPrices(both + verify, both * share + verify, prices.operations), ReadingTimes(more, more * share[..., 0])
+            after = here[here > accepted]  # the round before began at position 0 or later
+            wide = cost.draft_times(after - accepted, width=accepted + count, heads=count)
+            more[..., after, accepted] = wide - alone[..., after]
+    share = _for_each(cost.draft_devices, 2)
+    both = np.stack([drafts] * 2, axis=-2)
+    verify = verify[..., None, :]
+    prices = RoundPrices(both + verify, both * share + verify, _operations(cost, longest))
+    return prices, ReadingTimes(more, more * share)
 
 
 def draft_times(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
@@ -156,9 +235,13 @@ def sums_from(times: Floats, longest: int, tokens: int) -> Floats:
     >>> sums_from(np.array([1.0, 2.0, 4.0]), 2, 2).tolist()
     [[0.0, 1.0, 3.0], [0.0, 2.0, 6.0]]
     """
-    start, count = np.arange(tokens), np.arange(longest + 1)
-    until = np.concatenate([np.zeros((*times.shape[:-1], 1)), np.cumsum(times, axis=-1)], axis=-1)
+    start, count, until = np.arange(tokens), np.arange(longest + 1), sums_before(times)
     return np.asarray(until[..., start[:, None] + count] - until[..., start][..., None])
+
+
+def sums_before(times: Floats) -> Floats:
+    """Sums of the first 0, 1, 2, ... times along the last axis."""
+    return np.concatenate([np.zeros((*times.shape[:-1], 1)), np.cumsum(times, axis=-1)], axis=-1)
 
 
 def times_by_width(

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.methods.prediction import DecodingPoints, Prediction, PredictionPoints, linear, predict_by_decoding
-from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices
+from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, drafted_by_start
 from model.methods.rounds.round_laws import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
 from model.methods.rounds.round_starts import RoundDecoding, RoundSteps, StartTimes, survival_of
 from model.methods.rounds.round_walks import Tally, fixed
+from model.methods.rounds.timed_starts import RoundStarts
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import Chain, Floats, Iid, RecordedProbabilities, Replay
-from model.outcomes.round_counts import RoundCounts, RoundEnds, RoundTimes
+from model.outcomes.round_counts import RoundCounts
 
 
 class Moments(NamedTuple):
@@ -147,9 +148,9 @@ def predict_rounds(points: PredictionPoints[Any], prices_of: PricesOf) -> Predic
         prices, reading = prices_of(of.parameters, of.tokens, of.cost)
         longest, cut = of.parameters.draft_length, of.parameters.cut
         found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means)
-        return prediction_of(of, found, prices)
+        return prediction_of(of, found, units_alike(prices))
 
-    return predict_by_decoding(predict, points, lambda parameters: 6 * (parameters.draft_length + 1))
+    return predict_by_decoding(predict, points, lambda parameters: 2)
 
 
 class _Times(Protocol):
@@ -164,9 +165,15 @@ class _Times(Protocol):
         """Its unit-time."""
 
 
-def prediction_of(points: DecodingPoints[Any], found: Moments, prices: _Times) -> Prediction:
-    """Prediction at points from the moments of their decodings and the prices of rounds at each cost."""
-    alike = (prices.time == prices.busy).reshape(len(prices.time), -1).all(axis=1)
+def units_alike(prices: _Times) -> NDArray[np.bool_]:
+    """True where unit-time equals time, by cost."""
+    if prices.busy is prices.time:
+        return np.ones(len(prices.time), dtype=np.bool_)
+    return np.asarray((prices.time == prices.busy).reshape(len(prices.time), -1).all(axis=1))
+
+
+def prediction_of(points: DecodingPoints[Any], found: Moments, alike: NDArray[np.bool_]) -> Prediction:
+    """Prediction at points from the moments of their decodings; `alike` as of `units_alike`."""
     units = np.full(points.law.size, float(points.parameters.units))
     plain = points.parameters.plain_time(points.tokens, points.cost)[points.price]
     ratio = np.where(alike, 1.0, np.nan)[points.price]
@@ -200,66 +207,20 @@ def _of_times(
     longest: int, tokens: int, cut: bool, means: NDArray[np.bool_],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that depend on the position, or on the tokens that were accepted before."""
-    start = np.arange(tokens)
-    drafted = np.minimum(longest, tokens - 1 - start) if cut else np.full(tokens, longest)
-    ends = round_counts.chain_ends(longest, tokens, survival)
-    by_accepted = _times_by_accepted(prices, reading, drafted)
-    time, busy = ([by[: len(end.accepted)] for by, end in zip(each, ends, strict=True)] for each in by_accepted)
-    times = RoundTimes(time, time if by_accepted[0] is by_accepted[1] else busy)
-    mass = round_counts.start_masses(ends)
-    operations = linear(mass, prices.operations[:, drafted], law, price)
-    found = np.full((3, law.size), np.nan)
-    for index, moments_of in ((np.flatnonzero(~means), round_counts.timed), (np.flatnonzero(means), _means_of_times)):
-        if index.size:
-            found[:, index] = moments_of(ends, times, law[index], price[index])
-    return np.stack([*found, operations, mass.sum(axis=0)[law], (drafted @ mass)[law]])
-
-
-def _means_of_times(
-    ends: Sequence[RoundEnds], times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp]
-) -> tuple[Floats, Floats, Floats]:
-    """`model.outcomes.round_counts.timed` without the variance, which is nan: times are added up once for all pairs."""
-    laws = ends[0].chance.shape[1]
-    size = max(_MOST_CELLS // sum(each.accepted.size for each in ends), 1)
-    found = np.full((3, law.size), np.nan)
-    mass = round_counts.start_masses(ends)
-    alike = times.time is times.busy
-    by_price = [np.concatenate(each).T for each in (times[:1] if alike else times)]
-    for first in range(0, laws, size):
-        index = np.flatnonzero((law >= first) & (law < first + size))
-        part = slice(first, first + size)
-        counts = np.concatenate([each.chance[:, part] * mass[start, part] for start, each in enumerate(ends)])
-        for row, each in zip((0, 2), by_price, strict=False):
-            found[row, index] = linear(counts, each, law[index] - first, price[index])
-    return found[0], found[1], found[0] if alike else found[2]
-
-
-def _times_by_accepted(
-    prices: RoundPrices, reading: ReadingTimes | None, drafted: NDArray[np.int64]
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """Time and unit-time of a round from each position, by accepted tokens, with what these add to the round that follows.
-
-    Shape (tokens, longest + 1, costs).
-    """
-    tokens, longest = drafted.size, prices.operations.shape[-1] - 1
-    start, accepted = np.arange(tokens)[:, None], np.arange(longest + 1)
-    following = start + 1 + accepted
-    follows, after = following < tokens, np.minimum(following, tokens - 1)
-    whole = follows & (accepted == np.minimum(longest, tokens - 1 - start)) & (accepted > 0)
-    found: list[Floats] = []
-    for name in ("time", "busy"):
-        if name == "busy" and all(np.array_equal(each.time, each.busy) for each in (prices, reading) if each is not None):
-            found.append(found[0])
-            continue
-        values = np.moveaxis(getattr(prices, name), 0, -1)
-        usual, late = (values[drafted],) * 2 if prices.uniform else values[:, np.arange(tokens), drafted]
-        times = np.repeat(usual[:, None], longest + 1, axis=1)
-        where = np.nonzero(whole)
-        times[where] += (late - usual)[after[where]]
-        if reading is not None:
-            times += np.where(follows[..., None], np.moveaxis(getattr(reading, name), 0, -1)[after, accepted], 0.0)
-        found.append(times)
-    return found[0], found[1]
+    drafted = drafted_by_start(longest, tokens, cut)
+    starts = RoundStarts.of(longest, tokens, survival, by_accepted=reading is not None)
+    own = prices.by_start(drafted)
+    time = starts.times(own.time, None if reading is None else reading.time)
+    mean = busy = starts.mean(time, law, price)
+    if own.busy is not own.time:
+        busy = starts.mean(starts.times(own.busy, None if reading is None else reading.busy), law, price)
+    variance = np.full(law.size, np.nan)
+    asked = np.flatnonzero(~means)
+    if asked.size:
+        variance[asked] = np.maximum(starts.square(time, law[asked], price[asked]) - mean[asked] ** 2, 0.0)
+    rounds = np.stack([starts.mass[drafted == count].sum(axis=0) for count in range(longest + 1)])
+    operations = linear(rounds, prices.operations, law, price)
+    return np.stack([mean, variance, busy, operations, rounds.sum(axis=0)[law], (np.arange(longest + 1) @ rounds)[law]])
 
 
 def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:
@@ -305,8 +266,8 @@ def _moments_of_chains(choices: Sequence[RoundChoice]) -> list[Moments]:
         if reading is not None and each.reading is not None:
             reading[:, : each.tokens, : each.draft_length + 1, index] = each.reading
         own = drafted[: each.tokens, index]
-        where: Any = own if each.prices.uniform else (slice(None), np.arange(each.tokens), own)
-        time[..., : each.tokens, index], busy[..., : each.tokens, index] = each.prices.time[where], each.prices.busy[where]
+        price = RoundPrices(*(values[own] for values in each.prices)) if uniform else each.prices.by_start(own)
+        time[..., : each.tokens, index], busy[..., : each.tokens, index] = price.time, price.busy
         operations[: each.tokens, index] = each.prices.operations[own]
     onward = None if reading is None else steps.onward(reading[0])
     visits = steps.forward(time, onward)

@@ -79,7 +79,7 @@ def starts_of_laws(draft_length: int, tokens: int, laws: Sequence[Chain | Rounds
     count = np.minimum(draft_length, tokens - 1 - place)
     whole = np.concatenate([np.ones((1, len(laws))), reached.T])[count] * mass
     follows = (count > 0) & (place + 1 + count < tokens)
-    np.add.at(after_full, (place + 1 + count)[follows], whole[follows])
+    after_full[(place + 1 + count)[follows]] = whole[follows]
     return Starts(mass, after_full)
 
 

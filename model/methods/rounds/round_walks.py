@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.costs.step_costs import StepCosts
-from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices
+from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, drafted_by_start
 from model.outcomes.outcome_laws import Bools, Floats, Outcomes
 
 Bytes = NDArray[np.uint8]
@@ -41,6 +41,7 @@ def fixed(
     >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist(), tally.time.round(12).tolist()
     ([2.0], [4.0], [0, 1, 1], [2.4])
     """
+    own = prices.by_start(drafted_by_start(draft_length, tokens, cut))
     whole = max(tokens - draft_length, 0) if cut else tokens  # a round that starts before this position drafts all its tokens
     starts = np.zeros(replications)
     late = np.zeros((draft_length, replications), dtype=np.bool_)  # rounds that start after it, by the remaining tokens to draft
@@ -54,12 +55,11 @@ def fixed(
         """Add the time of rounds that start at these rows, if it depends on the position."""
         nonlocal last, before
         start = first + np.arange(len(rows))
-        drafted = np.minimum(draft_length, tokens - 1 - start) if cut else np.full(len(rows), draft_length)
         whole = (rows == draft_length) & (draft_length > 0)
         after_whole = starting & np.concatenate([last[None], whole[:-1]])
         last = whole[-1]
-        for total, price in zip(spent, (prices.time, prices.busy), strict=True):
-            usual, more = price[0, start, drafted], price[1, start, drafted]
+        for total, price in zip(spent, (own.time, own.busy), strict=True):
+            usual, more = price[:, start]
             total += usual @ starting.astype(np.float64) + (more - usual) @ after_whole.astype(np.float64)
         if reading is not None:
             accepted, before = np.concatenate([before, rows[:-1]]), rows[-1:].copy()

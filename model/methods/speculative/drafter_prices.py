@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from model.costs.step_costs import StepCosts
-from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, head_prices, round_prices
+from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, head_prices, prices_by_start
 from model.methods.speculative.algorithm import Parameters
 
 
 def prices_of(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[RoundPrices, ReadingTimes | None]:
-    """Prices of rounds of one sequence, and what is added for accepted tokens; see `prices_of_rounds.head_prices`."""
+    """Prices of rounds of one sequence of `tokens` tokens, and what is added for accepted tokens.
+
+    See `prices_of_rounds.prices_by_start` and `head_prices`.
+    """
     if parameters.reads_states:
         parallel = parameters.drafts_in_one_pass
         return head_prices(cost, parameters.draft_length, tokens=tokens, cut=parameters.cut, parallel=parallel)
     cost, separate = parameters.draft_costs(cost), parameters.placement == "separate"
-    return round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate), None
+    return prices_by_start(cost, parameters.draft_length, tokens=tokens, cut=parameters.cut, separate=separate), None

@@ -20,9 +20,9 @@ from model.costs import many_costs
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Totals, Work
 from model.methods.prediction import DecodingPoints, Prediction
-from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, round_prices, sums_from
+from model.methods.rounds.prices_of_rounds import prices_by_start, sums_before, sums_from
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
-from model.methods.rounds.round_moments import Moments, moments_of_pairs, prediction_of
+from model.methods.rounds.round_moments import Moments, moments_of_pairs, prediction_of, units_alike
 from model.methods.rounds.round_walks import Tally
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
@@ -77,10 +77,14 @@ def _prices(cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, s
         wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=counts)
         drafts = np.stack([usual, usual + np.where(drafted > 0, (wide - each[..., :tokens])[..., None], 0.0)], axis=-4)
     time, busy = drafts + verify + link, drafts * np.asarray(cost.draft_devices)[axes] + verify
-    ratio = np.asarray(cost.operations("draft"))[..., None, None]
-    operations = counts * (1.0 + drafted + np.where(drafted > 0, drafted * ratio, 0.0))
     place = -2 if cost.uniform else -3
-    return BatchPrices(_and_none(time, place), _and_none(busy, place), _and_none(operations, -2))
+    return BatchPrices(_and_none(time, place), _and_none(busy, place), _operations(cost, longest, sequences))
+
+
+def _operations(cost: StepCosts, longest: int, sequences: int) -> Floats:
+    """Arithmetic of rounds by the sequences left and the drafted tokens."""
+    counts, drafted, ratio = np.arange(sequences + 1)[:, None], np.arange(longest + 1.0), np.asarray(cost.operations("draft"))
+    return np.asarray(counts * (1.0 + drafted + np.where(drafted > 0, drafted * ratio[..., None, None], 0.0)))
 
 
 def _and_none(values: Floats, axis: int) -> Floats:
@@ -92,10 +96,41 @@ prices = lru_cache(maxsize=8)(_prices)
 """The same for all laws."""
 
 
-def expected_of_points(points: DecodingPoints[Parameters], price: BatchPrices) -> Moments:
+def _prices_of_cells(cost: StepCosts, longest: int, lengths: Sequence[int], *, separate: bool) -> BatchPrices:
+    """Prices of the rounds of a batch whose times depend on the position, at the cells of `rounds_of_batches.cells_of` only.
+
+    `time` and `busy` have shape (costs, 2, sequences + 1, cells).
+    """
+    position, drafted = cells_of(longest, lengths)
+    start, several = np.arange(max(lengths)), len(lengths) + 1
+    cells = {count: np.flatnonzero(drafted == count) for count in np.unique(drafted).tolist()}
+    time = np.zeros((np.size(cost.link), 2, several, position.size))
+    busy, share = time, np.asarray(cost.draft_devices)[:, None, None]
+    if separate or (share != 1).any():
+        busy = np.zeros_like(time)
+    for sequences in range(1, several):
+        verify = time[:, 0, sequences]
+        for count, own in cells.items():
+            verify[:, own] = cost.verify_times(count + 1, position[own], sequences)
+        single = cost.draft_times(np.arange(start.size + longest), sequences=sequences)
+        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=sequences)
+        until = sums_before(single)
+        usual = until.take(position + drafted, axis=-1) - until.take(position, axis=-1)
+        more = (wide - single[:, : start.size]).take(position, axis=-1) * (drafted > 0)
+        drafts = np.stack([usual, usual + more], axis=1)
+        if busy is not time:
+            busy[:, :, sequences] = drafts * share + verify[:, None]
+        time[:, 1, sequences] = verify
+        time[:, :, sequences] += drafts
+        if separate:
+            time[:, :, sequences] += (2 * np.asarray(cost.link)[:, None] * (drafted > 0))[:, None]
+    return BatchPrices(time, busy, _operations(cost, longest, several - 1))
+
+
+def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDArray[np.bool_]]:
     """Moments of the total over all batches of several sequences; the variance is nan. Arrays of shape (points,).
 
-    `price` has the prices of each cost (`prices_of_costs`).
+    Also whether unit-time equals time, by cost.
     """
     for law in points.laws:
         if not isinstance(law, Chain | Rounds):
@@ -104,26 +139,25 @@ def expected_of_points(points: DecodingPoints[Parameters], price: BatchPrices) -
                 " 'continuous'"
             )
     parameters, tokens, longest, uniform = points.parameters, points.tokens, points.parameters.draft_length, points.cost.uniform
-    found = np.zeros((len(Moments._fields), points.law.size))
+    cost, separate = parameters.draft_costs(points.cost), parameters.placement == "separate"
+    found, alike = np.zeros((len(Moments._fields), points.law.size)), np.ones(1, dtype=np.bool_)
     for lengths, batches in Counter(tuple(sorted(batch.values())) for batch in parameters.batches(tokens)).items():
         rounds = (by_room if uniform else by_place)(points.laws, longest, lengths)
-        left = len(lengths) + 1
         if uniform:
-            time, busy = (each[:, :left] for each in price[:2])
-            of_room = rounds.counts
+            price, of_room = _prices(cost, longest, len(lengths), separate=separate), rounds.counts
         else:
-            position, drafted = cells_of(longest, lengths)
-            time, busy = (each[:, :, :left, position, drafted] for each in price[:2])
+            price = _prices_of_cells(cost, longest, lengths, separate=separate)
             of_room = _by_drafted(rounds.counts, longest, lengths)
+        alike = alike & units_alike(price)
         counts = rounds.counts.reshape(len(points.laws), -1).T
-        found[0] += batches * points.linear(counts, time.reshape(len(time), -1))
-        found[2] += batches * points.linear(counts, busy.reshape(len(busy), -1))
-        operations = price.operations[:, :left].reshape(len(price.operations), -1)
+        time, busy, operations = (each.reshape(len(each), -1) for each in price)
+        found[0] += batches * points.linear(counts, time)
+        found[2] = found[0] if price.busy is price.time else found[2] + batches * points.linear(counts, busy)
         found[3] += batches * points.linear(of_room.reshape(len(points.laws), -1).T, operations)
         found[4] += batches * rounds.sequences[points.law]
         found[5] += batches * rounds.drafted[points.law]
     found[1] = np.nan
-    return Moments(*found)
+    return Moments(*found), alike
 
 
 def _by_drafted(counts: Floats, longest: int, lengths: Sequence[int]) -> Floats:
@@ -135,34 +169,32 @@ def _by_drafted(counts: Floats, longest: int, lengths: Sequence[int]) -> Floats:
 
 def one_after_another(points: DecodingPoints[Parameters]) -> Prediction:
     """Prediction at points of sequences that are decoded one after another: the total over them."""
-    prices, reading = prices_of(points.parameters, points.tokens, points.cost)
-    return prediction_of(points, _sum_of_each(points, prices, reading), prices)
+    return prediction_of(points, *_sum_of_each(points))
 
 
-def _sum_of_each(points: DecodingPoints[Parameters], prices: RoundPrices, reading: ReadingTimes | None) -> Moments:
-    """Moments of the total over sequences that are decoded one after another, at points; arrays of shape (points,)."""
+def _sum_of_each(points: DecodingPoints[Parameters]) -> tuple[Moments, NDArray[np.bool_]]:
+    """Moments of the total over sequences that are decoded one after another, at points; arrays of shape (points,).
+
+    Also whether unit-time equals time, by cost.
+    """
     parameters, total = points.parameters, np.zeros((len(Moments._fields), points.law.size))
+    alike = np.ones(1, dtype=np.bool_)
     for length, count in Counter(_lengths(parameters, points.tokens)).items():
+        prices, reading = prices_of(parameters, length, points.cost)
         shape = parameters.draft_length, length, parameters.cut
         total += count * np.array(moments_of_pairs(*shape, points.laws, prices, reading, points.law, points.price))
-    return Moments(*total)
+        alike = alike & units_alike(prices)
+    return Moments(*total), alike
 
 
 def predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
     """Prediction at points of static batches that share parameters and tokens."""
-    price = prices_of_costs(points.parameters, points.tokens, points.cost)
-    return prediction_of(points, expected_of_points(points, price), price)
-
-
-def prices_of_costs(parameters: Parameters, tokens: int, cost: StepCosts) -> BatchPrices:
-    """Prices of rounds at several costs (`model.costs.many_costs.joined`), the leading axis."""
-    cost, separate = parameters.draft_costs(cost), parameters.placement == "separate"
-    return _prices(cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate)
+    return prediction_of(points, *expected_of_points(points))
 
 
 def prices_of_each(parameters: Parameters) -> int:
-    """Prices of a cost, at each position if they depend on it."""
-    return 2 * (parameters.concurrent_sequences + 1) * (parameters.draft_length + 1)
+    """Prices of a cost at each position, about, if they depend on it."""
+    return 3 * (parameters.concurrent_sequences + 1)
 
 
 def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Moments:
@@ -178,31 +210,31 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
     one = np.zeros(1, dtype=np.intp)
     points = DecodingPoints(parameters, tokens, [law], many_costs.joined([cost]), one, one)
     if parameters.concurrent_sequences == 1:
-        found = _sum_of_each(points, *prices_of(parameters, tokens, points.cost))
+        found, _ = _sum_of_each(points)
     else:
-        found = expected_of_points(points, prices_of_costs(parameters, tokens, points.cost))
+        found, _ = expected_of_points(points)
     return Moments(*(float(each[0]) for each in found))
 
 
-def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float, tokens: int) -> float:
+def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: Any, time: Any, tokens: int) -> Any:
     """Share of a static batch's time that is lost by waiting for its slowest sequence [-].
 
-    `rounds` is the total over all sequences, `time` that of all batches. The reference is continuous batching of the same number of
-    sequences, in which every round costs as much as a full-batch round (mean over positions). For equal lengths the speed-up is
-    that of continuous batching times (1 - share). Negative if cutting the last drafts saves more time than waiting costs.
+    `rounds` is the total over all sequences, `time` that of all batches: numbers, or one for each of several costs. The reference
+    is continuous batching of the same number of sequences, in which every round costs as much as a full-batch round (mean over
+    positions). For equal lengths the speed-up is that of continuous batching times (1 - share). Negative if cutting the last drafts
+    saves more time than waiting costs.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
     >>> cost, static = UnitCost(40, cost_ratio=0.1), Parameters(40, 3, sequences=8, batching="static")
     >>> found = expected(static, 128, Iid(0.79), cost)
-    >>> round(straggler_loss(static, cost, found.rounds, found.time, 128), 3)
+    >>> round(float(straggler_loss(static, cost, found.rounds, found.time, 128)), 3)
     0.082
     """
     count, most = parameters.concurrent_sequences, parameters.draft_length
     cost, separate = parameters.draft_costs(cost), parameters.placement == "separate"
-    full = round_prices(cost, most, tokens=tokens, separate=separate, sequences=count).time
-    mean = full[most] if cost.uniform else full[0, :, most].mean()
-    return 1 - rounds * float(mean) / (count * time)
+    full = prices_by_start(cost, most, tokens=tokens, cut=False, separate=separate, sequences=count).time
+    return 1 - rounds * (full[..., most] if cost.uniform else full[..., 0, :].mean(axis=-1)) / (count * time)
 
 
 def _lengths(parameters: Parameters, tokens: int) -> list[int]:

@@ -115,8 +115,8 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
 
 
-def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float, tokens: int) -> float | None:
-    """Share of the time of static batches that is lost by waiting; None for other batches.
+def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: Any, time: Any, tokens: int) -> Any:
+    """Share of the time of static batches that is lost by waiting, of one cost or of each of several; None for other batches.
 
     See `model.methods.speculative.static_batches`.
     """

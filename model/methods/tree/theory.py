@@ -29,7 +29,7 @@ from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
-from model.methods.rounds.round_moments import Moments, prediction_of
+from model.methods.rounds.round_moments import Moments, prediction_of, units_alike
 from model.methods.tree import tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.draft_trees import DraftTree, OptimalTrees
@@ -82,7 +82,7 @@ def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
         own = np.flatnonzero(classes == count)
         part = points.at(own)
         found[:, own] = tree_rounds.moments_of_pairs(parameters, tokens, part.laws, price, part.law, part.price)
-    return prediction_of(points, Moments(*found), price)
+    return prediction_of(points, Moments(*found), units_alike(price))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
