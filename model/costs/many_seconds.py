@@ -276,7 +276,7 @@ class _TimesByContext:
 
 def _as_slice(index: NDArray[Any]) -> slice | NDArray[Any]:
     """The same index as a slice if it is of consecutive numbers."""
-    if index.ndim == 1 and index.size and index[-1] - index[0] == index.size - 1 and (np.diff(index) == 1).all():
+    if index.ndim == 1 and index.size > 1 and index[-1] - index[0] == index.size - 1 and (np.diff(index) == 1).all():
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
 

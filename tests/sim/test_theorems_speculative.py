@@ -203,7 +203,7 @@ def formula(fault: Any, name: str) -> Fault:
 
 BONUS_DROPPED = spoil(faulty_speculation.bonus_dropped)
 FROM_P = spoil(faulty_speculation.with_mistakes(correction="sample"))
-LINKS_FORGOTTEN = with_fault(links_forgotten, drafter_prices, "round_prices")
+LINKS_FORGOTTEN = with_fault(links_forgotten, drafter_prices, "prices_by_start")
 REJECTIONS_SWAPPED = with_fault(rejections_swapped, World, "__init__")
 EARLY_ON_RECORD = with_fault(early_on_record, events, "Span")
 

@@ -17,7 +17,7 @@ from model.methods.prediction import linear
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import Floats
 
-_TOGETHER = 1000
+_TOGETHER = 500
 """Pairs of laws and prices that are computed together, so that their arrays stay in the cache of a processor."""
 
 
@@ -84,6 +84,10 @@ class RoundStarts(NamedTuple):
             found[part] = self._square(times, law[part], price[part])
         return found
 
+    def _windows(self) -> list[slice]:
+        """Start positions of rounds before a round, of the last K + 1 positions, by kind."""
+        return [slice(len(self.chance) - each.stop, len(self.chance) - each.start) for each in self.kinds]
+
     def _square(self, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
         laws, prices = (each[:1] if (each == each[0]).all() else each for each in (law, price))
         longest, tokens = len(self.chance) - 1, len(self.mass)
@@ -94,15 +98,14 @@ class RoundStarts(NamedTuple):
         # Mean time until the end of the round from each position, and until the start by kind, with their probabilities.
         until = np.zeros((longest + 1 + tokens, of_round.shape[1]))
         before = np.zeros_like(spent)
-        windows = [slice(longest + 1 - each.stop, longest + 1 - each.start) for each in self.kinds]
+        steps = [(before[kind], chance[own], own) for kind, own in enumerate(self._windows())]
         for start in range(tokens):
-            rows = until[start : start + longest + 1]
-            whole = of_round[start]
-            for kind, own in enumerate(windows):
-                here = before[kind, start]
-                np.einsum("ap,ap->p", chance[own], rows[own], out=here)
-                whole = whole + here
-            until[start + longest + 1] = whole
+            rows, found = until[start : start + longest + 1], of_round[start]
+            for times_before, chances, own in steps:
+                here = times_before[start]
+                np.einsum("ap,ap->p", chances, rows[own], out=here)
+                found += here
+            until[start + longest + 1] = found
         before *= 2
         before += spent
         return np.asarray(np.einsum("ktp,ktp->p", time, before))

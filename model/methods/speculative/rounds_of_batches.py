@@ -29,8 +29,8 @@ RoundsLaw = Chain | Rounds
 
 _TABLE = 500_000
 """Numbers in a table of start positions that is computed for several laws together."""
-_TOGETHER = 60_000
-"""Numbers in products over sequences that are computed together, so that they stay in the cache of a processor."""
+_TOGETHER = 500_000
+"""Numbers in products over sequences that are computed together: a few MB, divided into stretches."""
 _KEPT = 32_000
 """Largest size of a cached result, in numbers."""
 _NEVER = 1e-25
@@ -100,15 +100,16 @@ def _starts_by_round(laws: Sequence[RoundsLaw], draft_length: int, tokens: int) 
     if known is None:
         return None
     # The last drafts are cut, which does not matter before the end: what they accept ends the sequence.
-    bounds = np.zeros((draft_length + 2, 1, len(laws)))
-    bounds[0], bounds[1:-1, 0] = 1.0, known.T
-    ends = bounds[:-1] - bounds[1:]
-    state = np.zeros((tokens + draft_length, tokens, len(laws)))  # by position and round
-    state[0, 0] = 1.0
-    for at in range(tokens - 1):
+    bounds = np.zeros((draft_length + 2, len(laws)))
+    bounds[0], bounds[1:-1] = 1.0, known.T
+    ends = (bounds[:-1] - bounds[1:])[::-1]  # the round before that starts first is first
+    state = np.zeros((draft_length + 1 + tokens, tokens, len(laws)))  # by position, after those before the first one, and round
+    state[draft_length + 1, 0] = 1.0
+    for at in range(1, tokens):
         first = -(-at // (draft_length + 1))  # as many rounds are before, and at most `at`
-        state[at + 1 : at + 2 + draft_length, first + 1 : at + 2] += ends * state[at, first : at + 1]
-    mass = state[:tokens]
+        before = state[at : at + draft_length + 1, first - 1 : at]
+        np.einsum("al,arl->rl", ends, before, out=state[at + draft_length + 1, first : at + 1])
+    mass = state[draft_length + 1 :]
     rounds = int(np.flatnonzero(mass.sum(axis=0).max(axis=-1) >= _NEVER)[-1]) + 1
     return mass[:, :rounds].transpose(1, 2, 0)
 
@@ -291,15 +292,20 @@ def _placed(places: PlacesOfRounds, ended: dict[int, Floats], draft_length: int,
     # "None beyond a position", then "none beyond a position and none with more than this room".
     sums = np.zeros((laws, 2, len(lengths) + 1, tokens + late))
     begins = np.unique(np.linspace(0, rounds, _STRETCHES + 1).astype(int)).tolist()
+    # Rounds of a stretch start at one of its positions, or so rarely elsewhere that nothing changes.
+    likely = places.mass.max(axis=1) >= _NEVER / tokens
+    lasts = [int(np.flatnonzero(likely[begin:end].any(axis=0))[-1]) for begin, end in itertools.pairwise(begins)]
     for first in range(0, laws, size):
         part = slice(first, first + size)
         mass, after = (np.swapaxes(each[:, part], 0, 1) for each in places)
-        groups = [
-            (ended[length][part], _until(mass, after, draft_length, length, low), count) for length, count in alike.items()
-        ]
-        for begin, end in itertools.pairwise(begins):
-            own = [(gone[:, begin:end], alone[:, :, begin:end, begin:], count) for gone, alone, count in groups]
-            sums[part, ..., begin:] += remaining(own)
+        for (begin, end), last in zip(itertools.pairwise(begins), lasts, strict=True):
+            cells = slice(min(begin, low), last + 1 if last < low else tokens + late)  # before `low` all rounds have whole drafts
+            each = [(length, ended[length][part, begin:end], count) for length, count in alike.items()]
+            own = [(gone, _until(mass[:, begin:end], after[:, begin:end], draft_length, length, low, cells), count)
+                   for length, gone, count in each]  # fmt: skip
+            found = remaining(own)
+            sums[part, ..., cells] += found
+            sums[part, ..., cells.stop : tokens] += found[..., -1:]
     early = np.diff(sums[..., :low], axis=-1, prepend=0.0)
     cut = sums[..., tokens:].reshape(*sums.shape[:3], tokens - low, draft_length)
     ends = np.concatenate([cut, sums[..., low:tokens, None]], axis=-1)
@@ -313,19 +319,25 @@ def _placed(places: PlacesOfRounds, ended: dict[int, Floats], draft_length: int,
     return chances
 
 
-def _until(mass: Floats, after: Floats, draft_length: int, length: int, low: int) -> Floats:
+def _until(mass: Floats, after: Floats, draft_length: int, length: int, low: int, cells: slice) -> Floats:
     """Probability that a sequence has an r-th round that starts at most at a position, alone and with limited room.
 
     `mass` and `after` have shape (laws, rounds, positions). Shape (laws, 2, rounds, cells); index 0 of the second axis is without
-    completely accepted drafts before, index 1 with any.
+    completely accepted drafts before, index 1 with any. Of all `cells` only those of the slice; no round starts before them.
     """
-    tokens = mass.shape[-1]
-    chance = np.stack([np.maximum(mass - after, 0.0), mass], axis=1)
-    chance[..., length:] = 0.0
-    until = np.cumsum(chance, axis=-1)
-    if not draft_length:
-        return until
-    before = np.concatenate([np.zeros((*until.shape[:-1], 1)), until], axis=-1)
-    first = np.maximum(length - 1 - np.arange(draft_length), 0)  # first position with room for at most 0, 1, ... tokens
-    within = np.maximum(until[..., low:, None] - before[..., None, first], 0.0)
-    return np.concatenate([until, within.reshape(*until.shape[:3], (tokens - low) * draft_length)], axis=-1)
+    laws, rounds, tokens = mass.shape
+    positions = slice(cells.start, min(cells.stop, tokens))
+    found = np.empty((laws, 2, rounds, cells.stop - cells.start))
+    until = found[..., : positions.stop - positions.start]
+    np.subtract(mass[..., positions], after[..., positions], out=until[:, 0])
+    np.maximum(until[:, 0], 0.0, out=until[:, 0])
+    until[:, 1] = mass[..., positions]
+    until[..., max(length - positions.start, 0) :] = 0.0
+    np.cumsum(until, axis=-1, out=until)
+    if cells.stop > tokens:
+        first = np.maximum(length - 1 - np.arange(draft_length), 0)  # first position with room for at most 0, 1, ... tokens
+        before = np.where(first > positions.start, until[..., np.maximum(first - 1 - positions.start, 0)], 0.0)
+        within = found[..., tokens - positions.start :].reshape(*found.shape[:3], tokens - low, draft_length)
+        np.subtract(until[..., low - positions.start :, None], before[..., None, :], out=within)
+        np.maximum(within, 0.0, out=within)
+    return found
