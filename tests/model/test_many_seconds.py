@@ -35,6 +35,9 @@ SHAPES = (
 )  # fmt: skip
 
 
+PLACES = 5, np.array([0, 1, 70]), np.array([4, 5, 6]), np.array([8]), np.array([[3, 0], [1, 2]]), np.zeros(0, dtype=np.intp), 2.5
+
+
 @st.composite
 def varied(draw: st.DrawFn) -> VariedSeconds:
     size = draw(st.integers(1, 4))
@@ -66,7 +69,7 @@ def test_costs_as_one_are_those_of_each(costs: VariedSeconds, how: str) -> None:
         cost, each = cost.within_budgets({"draft": 20}), [one.within_budgets({"draft": 20}) for one in each]
     for shape in SHAPES:
         single = not np.ndim(shape.width) and not np.ndim(shape.sequences)
-        for at in (5, np.array([0, 1, 70]) if single else np.array([[[0]], [[70]]])):
+        for at in PLACES if single else (5, np.array([[[0]], [[70]]])):
             np.testing.assert_allclose(cost.times(shape, at), [one.times(shape, at) for one in each], rtol=1e-13)
     np.testing.assert_allclose(cost.plain_time(9), [one.plain_time(9) for one in each], rtol=1e-13)
     for of in (lambda one: one.operations("draft"), lambda one: one.ratio("draft"), lambda one: one.link):
@@ -123,6 +126,45 @@ def test_groups_of_unit_costs_follow_one_another() -> None:
         np.testing.assert_allclose(found.times(shape), [each.times(shape) for each in expected])
     np.testing.assert_allclose(found.dispatching(3), [each.dispatching(3) for each in expected])
     assert joined_groups([[], ratios]).draft_times().tolist() == [1.25, 2.5]
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, st.sampled_from([0.0, 0.002]), st.booleans()), min_size=2, max_size=4), st.data())
+@settings(deadline=None, max_examples=examples(25, 300))
+def test_costs_that_share_times_keep_their_overheads(settings: list[tuple[float, float, float, bool]], data: st.DataObject) -> None:
+    """Costs of the same kernels differ in steps, state checks, verification and budgets, but look up times in the same tables."""
+    layers: dict[Any, Any] = {}
+    tables: dict[Any, ContextTable] = {}
+    for step, check, verification, alone in settings:
+        served = {role: WithEngineOverhead(model, step) for role, model in MODELS.items()}
+        first = PassSeconds(served, 2, state_check=check, verification=verification)
+        first.share_times(layers, tables)
+        of: Any = data.draw(st.sampled_from([
+            lambda cost: cost, lambda cost: cost.passes_only(), lambda cost: cost.uncertainty_ends()[0],
+            lambda cost: cost.uncertainty_ends()[1], lambda cost: cost.within_budgets({"draft": 20}),
+        ]))  # fmt: skip
+        numbers = {} if alone else {"prompt": np.array([2, 50, 9])}
+        costs = VariedSeconds(of(first), 3, numbers, {"draft": np.array([0.0, step, 1.0])})
+        cost = joined(costs)
+        for shape in (*SHAPES[:4], SHAPES[-1]._replace(context_budget=None)):
+            each = [replace(one, prompt=one.prompt) for one in costs]  # with tables of their own
+            np.testing.assert_allclose(cost.times(shape, [0, 1, 30]), [one.times(shape, [0, 1, 30]) for one in each], rtol=1e-13)
+
+
+def test_times_of_several_costs_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts overlap, and ends of the uncertainty and other blocks of costs need the same times."""
+    asked: list[float] = []
+    right = Roofline.layer
+
+    def layer(model: Any, width: Any, context: Any, *args: Any, **more: Any) -> Estimate:
+        asked.extend(np.ravel(context).tolist())
+        return right(model, width, context, *args, **more)
+
+    monkeypatch.setattr(Roofline, "layer", layer)
+    first = PassSeconds({role: WithEngineOverhead(model, 0.0) for role, model in MODELS.items()})
+    prompts = VariedSeconds(first, 40, {"prompt": np.arange(40)})
+    for costs in (prompts, prompts[20:], prompts.of(first.uncertainty_ends()[0])):
+        assert costs.joined().plain_times(np.arange(30)).shape == (len(costs), 30)
+    assert len(asked) == len({*asked}) < 40 + 30 + 40
 
 
 def test_each_context_is_looked_up_once() -> None:

@@ -15,15 +15,26 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
+from model.costs import many_costs
 from model.costs.layer_times import UnitCost
-from model.methods.rounds import round_moments
-from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, operations_of, round_prices
+from model.costs.step_costs import StepCosts
+from model.methods.rounds import round_moments, timed_starts
+from model.methods.rounds.prices_of_rounds import (
+    ReadingTimes,
+    RoundPrices,
+    drafted_by_start,
+    operations_of,
+    prices_by_start,
+    round_prices,
+)
 from model.methods.rounds.round_laws import ReplayRounds, Rounds
 from model.methods.rounds.round_moments import RoundChoice, moments, moments_of_many, moments_of_points
 from model.methods.rounds.round_starts import RoundDecoding
 from model.methods.rounds.round_walks import Tally, fixed
+from model.methods.rounds.timed_starts import RoundStarts
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
+from tests.support.position_costs import growing
 
 FLAT = RoundPrices(*np.ones((3, 9)))
 Floats = NDArray[np.float64]
@@ -423,3 +434,71 @@ def test_means_alone_are_those_with_variances(length: int, tokens: int, rates: l
             assert (np.isnan(other) == means).all()
             one, other = one[~means], other[~means]
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)  # variances are differences of mean squares
+
+
+COSTS = st.builds(
+    lambda prompt, link, devices: growing(3, draft=0.3, prompt=prompt, link=link, draft_devices=devices),
+    st.integers(0, 20), st.sampled_from((0.0, 0.4)), st.sampled_from((1.0, 0.5)),
+)  # fmt: skip
+
+
+@given(
+    COSTS | st.just(UnitCost(3, cost_ratio=0.25, link=0.5, verify_cost=((1, 1.0), (18, 3.0)))), st.integers(0, 5),
+    st.integers(1, 9), st.booleans(), st.booleans(), st.integers(1, 3),
+)  # fmt: skip
+def test_prices_by_start_are_those_of_the_drafted_tokens(
+    cost: StepCosts, longest: int, tokens: int, cut: bool, separate: bool, sequences: int
+) -> None:
+    every = round_prices(cost, longest, tokens=tokens, separate=separate, sequences=sequences)
+    found = prices_by_start(cost, longest, tokens=tokens, cut=cut, separate=separate, sequences=sequences)
+    drafted = drafted_by_start(longest, tokens, cut)
+    assert drafted.tolist() == [min(longest, tokens - 1 - start) if cut else longest for start in range(tokens)]
+    expected = every if cost.uniform else every.by_start(drafted)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-13)
+    joint = many_costs.joined([cost, cost])
+    several = prices_by_start(joint, longest, tokens=tokens, cut=cut, separate=separate, sequences=sequences)
+    for one, other in zip(several, found, strict=True):
+        np.testing.assert_allclose(one, [other] * 2, rtol=1e-13)
+    if not cost.uniform:
+        assert found.by_start(drafted) is found
+        for after, start in itertools.product((0, 1), range(tokens)):
+            assert expected.time[after, start] == every.time[after, start, drafted[start]]
+
+
+@pytest.mark.parametrize("by_accepted", [False, True])
+@given(st.integers(0, 3), st.integers(1, 7), st.lists(st.floats(0, 1), min_size=1, max_size=2), st.integers(0, 2**32))
+def test_timed_starts_are_those_of_all_paths(by_accepted: bool, longest: int, tokens: int, rates: list[float], seed: int) -> None:
+    """Times that depend on the start, and on whether, or on how many, tokens were accepted just before."""
+    random = np.random.default_rng(seed)
+    survival = np.cumprod(random.uniform(0, 1, (len(rates), longest)) * np.array(rates)[:, None], axis=1)
+    prices = random.uniform(0.5, 2, (2, 2, tokens))
+    reading = random.uniform(0, 1, (2, tokens, longest + 1)) if by_accepted else None
+    starts = RoundStarts.of(longest, tokens, survival, by_accepted=by_accepted)
+    times = starts.times(prices, reading)
+
+    def time_of(price: int, start: int, before: int | None) -> float:
+        found = float(prices[price, int(before == longest and longest > 0), start])
+        return found if reading is None else found + float(reading[price, start, before or 0])
+
+    def paths(law: int, price: int, start: int, before: int | None) -> Iterator[tuple[float, float]]:
+        """Probability and time of each way to go on from a round."""
+        if start >= tokens:
+            yield 1.0, 0.0
+            return
+        drafted = min(longest, tokens - 1 - start)
+        reached = [1.0, *survival[law, :drafted].tolist(), 0.0]
+        for accepted in range(drafted + 1):
+            for chance, rest in paths(law, price, start + 1 + accepted, accepted):
+                yield (reached[accepted] - reached[accepted + 1]) * chance, time_of(price, start, before) + rest
+
+    for law, price in itertools.product(range(len(rates)), range(2)):
+        chance, time = np.array([*paths(law, price, 0, None)]).T
+        pair = np.array([law] * 2), np.array([price] * 2)
+        assert starts.mean(times, *pair) == pytest.approx([chance @ time] * 2, rel=1e-12)
+        assert starts.square(times, *pair) == pytest.approx([chance @ time**2] * 2, rel=1e-12)
+    law, price = random.integers(0, len(rates), 5), random.integers(0, 2, 5)
+    one = [starts.square(times, law[at : at + 1], price[at : at + 1])[0] for at in range(5)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timed_starts, "_TOGETHER", 2)
+        assert starts.square(times, law, price) == pytest.approx(one, rel=1e-12)
