@@ -1,5 +1,6 @@
 """Costs in seconds that differ in single numbers, as one: equal to each cost alone; and what functions of costs depend on."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from model.hardware.cost_models import WithEngineOverhead
 from model.hardware.interpolation import Estimate
 from model.hardware.roofline import Roofline
 from model.steps import LayerSpan
+from tests.support.position_costs import GrowingContext
 from tests.support.tiers import examples
 
 ROLES = {"target": "llama-3.1-8b", "draft": "llama-3.2-1b"}
@@ -35,7 +37,10 @@ SHAPES = (
 )  # fmt: skip
 
 
-PLACES = 5, np.array([0, 1, 70]), np.array([4, 5, 6]), np.array([8]), np.array([[3, 0], [1, 2]]), np.zeros(0, dtype=np.intp), 2.5
+PLACES: tuple[Any, ...] = (
+    5, np.array([0, 1, 70]), np.array([4, 5, 6]), np.array([4, 6, 5, 7]), np.array([8]), np.array([[3, 0], [1, 2]]),
+    np.zeros(0, dtype=np.intp), 2.5,
+)  # fmt: skip
 
 
 @st.composite
@@ -128,26 +133,55 @@ def test_groups_of_unit_costs_follow_one_another() -> None:
     assert joined_groups([[], ratios]).draft_times().tolist() == [1.25, 2.5]
 
 
-@given(st.lists(st.tuples(SECONDS, SECONDS, st.sampled_from([0.0, 0.002]), st.booleans()), min_size=2, max_size=4), st.data())
-@settings(deadline=None, max_examples=examples(25, 300))
-def test_costs_that_share_times_keep_their_overheads(settings: list[tuple[float, float, float, bool]], data: st.DataObject) -> None:
+@pytest.mark.parametrize("stepped", [False, True])
+def test_costs_that_share_times_keep_their_overheads(stepped: bool) -> None:
     """Costs of the same kernels differ in steps, state checks, verification and budgets, but look up times in the same tables."""
     layers: dict[Any, Any] = {}
     tables: dict[Any, ContextTable] = {}
-    for step, check, verification, alone in settings:
+    kinds: list[Any] = [
+        lambda cost: cost, lambda cost: cost.passes_only(), lambda cost: cost.uncertainty_ends()[0],
+        lambda cost: cost.uncertainty_ends()[1], lambda cost: cost.within_budgets({"draft": 20}),
+    ]  # fmt: skip
+    for step, check, verification, of in itertools.product((0.0, 0.25), (0.0, 0.5), (0.0, 0.002), kinds):
         served = {role: WithEngineOverhead(model, step) for role, model in MODELS.items()}
         first = PassSeconds(served, 2, state_check=check, verification=verification)
         first.share_times(layers, tables)
-        of: Any = data.draw(st.sampled_from([
-            lambda cost: cost, lambda cost: cost.passes_only(), lambda cost: cost.uncertainty_ends()[0],
-            lambda cost: cost.uncertainty_ends()[1], lambda cost: cost.within_budgets({"draft": 20}),
-        ]))  # fmt: skip
-        numbers = {} if alone else {"prompt": np.array([2, 50, 9])}
-        costs = VariedSeconds(of(first), 3, numbers, {"draft": np.array([0.0, step, 1.0])})
+        steps = {"draft": np.array([0.0, step, 1.0])} if stepped else {}
+        costs = VariedSeconds(of(first), 3, {"prompt": np.array([2, 50, 9])}, steps)
         cost = joined(costs)
         for shape in (*SHAPES[:4], SHAPES[-1]._replace(context_budget=None)):
             each = [replace(one, prompt=one.prompt) for one in costs]  # with tables of their own
             np.testing.assert_allclose(cost.times(shape, [0, 1, 30]), [one.times(shape, [0, 1, 30]) for one in each], rtol=1e-13)
+
+
+@pytest.mark.parametrize("end", [1.0, -1.0])
+def test_times_with_large_errors_are_not_negative(end: float) -> None:
+    """Also of passes that are asked for before those at later positions, and before plain decoding."""
+    shape = preset("llama-2-13b")
+    unsure = {role: WithEngineOverhead(GrowingContext(shape, scale, 0.7), 0.5) for role, scale in (("target", 1.0), ("draft", 0.1))}
+    first = PassSeconds(unsure, 3, uncertainty_end=end)
+    steps = {"target": np.array([0.0, 4.0]), "draft": np.array([0.25, 0.0])}
+    numbers: dict[str, Any]
+    for numbers, roles in itertools.product(({}, {"prompt": np.array([3, 20])}), ({}, steps, {"draft": steps["draft"]})):
+        costs = VariedSeconds(first, 2, numbers, roles)
+        cost, each = joined(costs), [*costs]
+        for at in ([0, 1], [2, 70], [4, 5, 6]):
+            for width in (1, 2):
+                found = cost.draft_times(np.array(at), width=width)
+                np.testing.assert_allclose(found, [one.draft_times(at, width=width) for one in each], rtol=1e-13, atol=1e-15)
+        assert found.min() >= 0
+        assert (found == 0).any() == (end < 0)
+
+
+def test_errors_of_very_long_prompts_are_those_of_each() -> None:
+    first = PassSeconds({"target": WithEngineOverhead(Roofline.on_device(preset("llama-3.1-8b"), devices.device("h100")), 0.001)})
+    costs = VariedSeconds(first, 3, {"prompt": np.array([10, 200_000, 300_000])})
+    alone = [errors_of(costs[place : place + 1], 5)[0] for place in range(3)]
+    assert first.plain_times([0, 1]).size == 2  # the first cost's own times are by position
+    assert errors_of(costs, 5) == pytest.approx(alone, rel=1e-12)
+    for one, error in zip(costs, alone, strict=True):
+        times = one.plain_times(np.arange(5))
+        assert error == pytest.approx(float(one.plain_error(np.arange(5)) @ times / times.sum()), rel=1e-12)
 
 
 def test_times_of_several_costs_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

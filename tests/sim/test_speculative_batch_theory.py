@@ -44,7 +44,7 @@ CURVE = ((1, 4.0), (2, 5.0), (4, 7.0), (8, 8.0), (32, 32.0))
 COST = UnitCost(LAYERS, cost_ratio=0.25, operations_ratio=0.5, final_head=4.0, link=0.25)
 WIDE = dataclasses.replace(COST, verify_cost=CURVE)
 COSTS: tuple[StepCosts, ...] = COST, WIDE, growing(LAYERS, draft=0.3, link=0.25, prompt=3, draft_devices=0.5)
-DEEPER = COST, WIDE, growing(LAYERS, draft=0.3, smaller_layers=2, link=0.25, prompt=3)
+DEEPER = COST, WIDE, growing(LAYERS, draft=0.3, smaller_layers=2, link=0.25, prompt=3, draft_devices=0.5)
 
 
 def played(parameters: Parameters, random_draws: Sequence[Sequence[int]], cost: StepCosts, **more: Any) -> Run:
