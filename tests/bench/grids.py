@@ -73,6 +73,13 @@ GRIDS = {
         2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100,
         {**DRAFTED, "cost.prompt": [128, 512, 1024, 2048, 4096]},
     ),
+    "prompts": FormulaGrid(
+        2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100,
+        {"cost.prompt": {"from": 128, "to": 5127, "count": 5000}},
+    ),
+    "engine-steps": FormulaGrid(
+        2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100, {"cost.step_s": _steps(1e-5, 1e-2, 5000)},
+    ),
     "adaptive": FormulaGrid(
         2e3, {"name": "adaptive", "layers": 24, "policy": "optimum"}, ACCEPT, {"cost_ratio": 0.1},
         {"outcomes.acceptance_rate": RATES, "cost.cost_ratio": RATIOS},
@@ -80,6 +87,10 @@ GRIDS = {
     "batches": FormulaGrid(
         2e3, {"name": "speculative", "layers": 32, "draft_length": 4, "sequences": 8}, ACCEPT, H100,
         {**DRAFTED, "method.sequences": [1, 2, 4, 8]},
+    ),
+    "static-batches": FormulaGrid(
+        2e3, {"name": "speculative", "layers": 32, "draft_length": 4, "sequences": 8, "batching": "static"}, ACCEPT, H100,
+        {"outcomes.acceptance_rate": _steps(0.3, 0.9, 1000)},
     ),
 }  # fmt: skip
 
@@ -122,7 +133,7 @@ def points_per_second(tables: Tables) -> float:
 
 
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
-    """One grid of two or three axes for each kind of closed form; 128 tokens."""
+    """One grid for each kind of closed form, and long single axes on a profile; 128 tokens."""
 
     def of(name: str, target: float) -> Benchmark:
         tables = scenario(name, tiny=tiny)

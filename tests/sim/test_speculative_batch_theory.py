@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import sim
 from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
+from model.costs import many_costs
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
@@ -286,6 +287,33 @@ def test_long_sequences_approach_the_asymptotic_speed_up(batch: int) -> None:
     assert gaps[0] > gaps[1] > gaps[2] > -1e-9
     assert gaps[2] < (0.003 if batch == 1 else 0.06)
     assert batch == 1 or gaps[1] / gaps[2] == pytest.approx(2, rel=0.25)
+
+
+@pytest.mark.parametrize(("batch", "lengths"), [(2, (3, 3, 1)), (2, (1, 1, 3)), (1, (4, 1)), (1, (1, 4))])
+@pytest.mark.parametrize("cost", COSTS)
+def test_units_ratio_is_known_if_unit_time_is_time_in_all_batches(batch: int, lengths: tuple[int, ...], cost: StepCosts) -> None:
+    """Batches of single tokens never draft, so that nothing is sent and no smaller device works; others do."""
+    placed, single = (
+        Parameters(LAYERS, 2, sequences=batch, batching="static", lengths=own, placement="separate") for own in (lengths, (1, 1))
+    )
+    assert math.isnan(float(predict(placed, max(lengths), Iid(0.5), cost).units_ratio))
+    if not cost.uniform:
+        assert float(predict(single, 1, Iid(0.5), cost).units_ratio) == 1
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_straggler_loss_is_relative_to_whole_drafts_of_full_batches(separate: bool) -> None:
+    """On costs that depend on the position, the mean over positions; of several costs each its own."""
+    placement, tokens = "separate" if separate else "colocated", 7
+    parameters = Parameters(LAYERS, 3, sequences=4, batching="static", placement=placement)
+    costs = [growing(LAYERS, draft=0.3, link=0.25, prompt=prompt) for prompt in (3, 20)]
+    alone = []
+    for cost in costs:
+        full = round_prices(cost, 3, tokens=tokens, separate=separate, sequences=4).time[0, :, 3].mean()
+        alone.append(1 - 9.0 * full / (4 * 50.0))
+        assert near(static_batches.straggler_loss(parameters, cost, 9.0, 50.0, tokens), alone[-1])
+    joint, rounds, time = many_costs.joined(costs), np.array([9.0, 18.0]), np.array([50.0, 100.0])
+    assert near(static_batches.straggler_loss(parameters, joint, rounds, time, tokens), np.array(alone))
 
 
 # --- Scenarios ---
