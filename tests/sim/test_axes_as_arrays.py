@@ -429,6 +429,18 @@ def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.M
     assert_same(together, alone)
 
 
+def test_straggler_losses_of_many_points_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points share costs, in any order of the axes, and are computed in blocks."""
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE["static batches"]}
+    for sweep in HARDWARE_AXES["rates and prompts"], dict(reversed(HARDWARE_AXES["rates and prompts"].items())):
+        alone = frame_of(tables | {"sweep": sweep})
+        with monkeypatch.context() as patch:
+            patch.setattr(formula_view, "MANY_POINTS", 5)
+            assert_same(frame_of(tables | {"sweep": sweep}), alone)
+        assert alone["straggler_loss"].n_unique() == alone.height
+
+
+
 @pytest.mark.parametrize(("name", "rate"), [("speculative", "acceptance_rate"), ("ngram with trials, kept full", "hit_rate")])
 @pytest.mark.parametrize("size", [1, 6])
 def test_bounds_are_those_at_the_ends_of_the_rates(name: str, rate: str, size: int) -> None:

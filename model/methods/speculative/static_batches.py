@@ -140,7 +140,7 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
             )
     parameters, tokens, longest, uniform = points.parameters, points.tokens, points.parameters.draft_length, points.cost.uniform
     cost, separate = parameters.draft_costs(points.cost), parameters.placement == "separate"
-    found, alike = np.zeros((len(Moments._fields), points.law.size)), np.ones(1, dtype=np.bool_)
+    found, price = np.zeros((len(Moments._fields), points.law.size)), None
     for lengths, batches in Counter(tuple(sorted(batch.values())) for batch in parameters.batches(tokens)).items():
         rounds = (by_room if uniform else by_place)(points.laws, longest, lengths)
         if uniform:
@@ -148,7 +148,6 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
         else:
             price = _prices_of_cells(cost, longest, lengths, separate=separate)
             of_room = _by_drafted(rounds.counts, longest, lengths)
-        alike = alike & units_alike(price)
         counts = rounds.counts.reshape(len(points.laws), -1).T
         time, busy, operations = (each.reshape(len(each), -1) for each in price)
         found[0] += batches * points.linear(counts, time)
@@ -157,7 +156,8 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
         found[4] += batches * rounds.sequences[points.law]
         found[5] += batches * rounds.drafted[points.law]
     found[1] = np.nan
-    return Moments(*found), alike
+    assert price is not None
+    return Moments(*found), units_alike(price)  # the same for all batches, whose prices include those of whole drafts
 
 
 def _by_drafted(counts: Floats, longest: int, lengths: Sequence[int]) -> Floats:
