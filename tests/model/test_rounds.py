@@ -29,7 +29,7 @@ from model.methods.rounds.prices_of_rounds import (
 )
 from model.methods.rounds.round_laws import ReplayRounds, Rounds
 from model.methods.rounds.round_moments import RoundChoice, moments, moments_of_many, moments_of_points
-from model.methods.rounds.round_starts import RoundDecoding
+from model.methods.rounds.round_starts import RoundDecoding, starts, starts_of_laws
 from model.methods.rounds.round_walks import Tally, fixed
 from model.methods.rounds.timed_starts import RoundStarts
 from model.outcomes import round_counts
@@ -474,8 +474,8 @@ def test_timed_starts_are_those_of_all_paths(by_accepted: bool, longest: int, to
     survival = np.cumprod(random.uniform(0, 1, (len(rates), longest)) * np.array(rates)[:, None], axis=1)
     prices = random.uniform(0.5, 2, (2, 2, tokens))
     reading = random.uniform(0, 1, (2, tokens, longest + 1)) if by_accepted else None
-    starts = RoundStarts.of(longest, tokens, survival, by_accepted=by_accepted)
-    times = starts.times(prices, reading)
+    timed = RoundStarts.of(longest, tokens, survival, by_accepted=by_accepted)
+    times = timed.times(prices, reading)
 
     def time_of(price: int, start: int, before: int | None) -> float:
         found = float(prices[price, int(before == longest and longest > 0), start])
@@ -495,10 +495,20 @@ def test_timed_starts_are_those_of_all_paths(by_accepted: bool, longest: int, to
     for law, price in itertools.product(range(len(rates)), range(2)):
         chance, time = np.array([*paths(law, price, 0, None)]).T
         pair = np.array([law] * 2), np.array([price] * 2)
-        assert starts.mean(times, *pair) == pytest.approx([chance @ time] * 2, rel=1e-12)
-        assert starts.square(times, *pair) == pytest.approx([chance @ time**2] * 2, rel=1e-12)
+        assert timed.mean(times, *pair) == pytest.approx([chance @ time] * 2, rel=1e-12)
+        assert timed.square(times, *pair) == pytest.approx([chance @ time**2] * 2, rel=1e-12)
     law, price = random.integers(0, len(rates), 5), random.integers(0, 2, 5)
-    one = [starts.square(times, law[at : at + 1], price[at : at + 1])[0] for at in range(5)]
+    one = [timed.square(times, law[at : at + 1], price[at : at + 1])[0] for at in range(5)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed_starts, "_TOGETHER", 2)
-        assert starts.square(times, law, price) == pytest.approx(one, rel=1e-12)
+        assert timed.square(times, law, price) == pytest.approx(one, rel=1e-12)
+
+
+@given(st.integers(0, 4), st.integers(1, 12), st.lists(st.floats(0, 1), min_size=1, max_size=3))
+def test_starts_of_laws_are_those_of_chains(longest: int, tokens: int, rates: list[float]) -> None:
+    """With one rate at every position, also those after a completely accepted draft."""
+    found = starts_of_laws(longest, tokens, [Iid(rate) for rate in rates])
+    for index, rate in enumerate(rates):
+        alone = starts(longest, tokens, ByPosition([rate] * tokens))
+        for one, other in zip(found, alone, strict=True):
+            np.testing.assert_allclose(one[:, index], other, rtol=1e-12, atol=1e-15)
