@@ -193,12 +193,19 @@ class DecodingPoints(Generic[Chosen]):
 
 
 def linear(counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
-    """`DecodingPoints.linear` of pairs of laws and prices."""
+    """`DecodingPoints.linear` of pairs of laws and prices.
+
+    With one law or one cost without a threaded library, whose threads would wait longer for each other than they compute.
+    """
     unknown = np.isnan(prices)
     if unknown.any():
         known = linear(counts, np.where(unknown, 0.0, prices), law, price)
         occur = linear((counts != 0).astype(float), unknown.astype(float), law, price) > 0
         return np.where(occur, np.nan, known)
+    if counts.shape[1] == 1:
+        return np.asarray(np.einsum("pk,k->p", prices, counts[:, 0])[price])
+    if len(prices) == 1:
+        return np.asarray(np.einsum("k,kl->l", prices[0], counts)[law])
     if counts.shape[1] * len(prices) <= _LARGEST_PRODUCT * law.size:
         return np.asarray((prices @ counts)[price, law])
     size = max(_CELLS // len(counts), 1)

@@ -220,7 +220,8 @@ def _of_times(
         variance[asked] = np.maximum(starts.square(time, law[asked], price[asked]) - mean[asked] ** 2, 0.0)
     rounds = np.stack([starts.mass[drafted == count].sum(axis=0) for count in range(longest + 1)])
     operations = linear(rounds, prices.operations, law, price)
-    return np.stack([mean, variance, busy, operations, rounds.sum(axis=0)[law], (np.arange(longest + 1) @ rounds)[law]])
+    number = (np.arange(longest + 1)[:, None] * rounds).sum(axis=0)
+    return np.stack([mean, variance, busy, operations, rounds.sum(axis=0)[law], number[law]])
 
 
 def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:

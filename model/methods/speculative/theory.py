@@ -149,14 +149,14 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     most, place = parameters.draft_length, np.arange(tokens)
     mass: Any
     after_whole: Any
-    mass, after_whole = (each.T for each in starts_of_laws(most, tokens, known))  # (laws, tokens)
+    mass, after_whole = starts_of_laws(most, tokens, known)  # (tokens, laws)
     count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
     drafts, width = count > 0, count + 1
     held = np.minimum(place, np.inf if parameters.context_budget is None else parameters.context_budget)
     reading = attended_within(place, count, parameters.context_budget)
     of_round = np.ones(tokens), width, place * width + width * (width + 1) / 2, place + width
     more = count, reading, drafts, np.where(drafts, place + count, 0)
-    runs, verified, seen, rows, drafted, read, passes, last_rows = (mass @ np.stack([*of_round, *more], axis=1)).T
+    runs, verified, seen, rows, drafted, read, passes, last_rows = _weighed(mass, *of_round, *more)
     layers, deep = parameters.layers, parameters.draft_layers
     target = Totals(runs, layers * runs, layers * verified, layers * seen, layers * rows, head_runs=runs, heads=verified)
     if parameters.reads_states:
@@ -168,9 +168,8 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     else:
         # The first pass also reads the token before: its two tokens see one and two positions more than are held before them.
         ahead = np.minimum(place - 1, held)
-        again, attended_again, rows_again = (
-            after_whole @ np.stack([drafts, drafts * (2 * ahead + 2 - held), drafts * (ahead + 1 - held)], axis=1)
-        ).T
+        of_read = drafts, drafts * (2 * ahead + 2 - held), drafts * (ahead + 1 - held)
+        again, attended_again, rows_again = _weighed(after_whole, *of_read)
     if not parameters.drafts_in_one_pass:
         passes, last_rows = drafted, read + rows_again
     draft = Totals(
@@ -178,6 +177,11 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
         rows_read=last_rows * deep, head_runs=passes, heads=drafted,
     )  # fmt: skip
     return Work({"target": target, "draft": draft} if passes.any() else {"target": target})
+
+
+def _weighed(mass: Floats, *values: ArrayLike) -> Floats:
+    """Sums over positions of probability x value, shape (values, laws); without a threaded library, as `prediction.linear`."""
+    return np.asarray(np.einsum("tl,tk->kl", mass, np.stack(values, axis=1)))
 
 
 # --- One round: Eq. 1 and its law -----------------------------------------------------------------------------------
