@@ -103,17 +103,18 @@ def prices_by_start(
         return round_prices(cost, longest, tokens=tokens, separate=separate, sequences=sequences)
     drafted, start = drafted_by_start(longest, tokens, cut), np.arange(tokens)
     verify = times_by_start(lambda width, at: cost.verify_times(width, at, sequences), drafted + 1)[..., None, :]
-    time = np.repeat(verify, 2, axis=-2)
     if longest:
         single = cost.draft_times(np.arange(tokens + longest), sequences=sequences)
         until, drafting = sums_before(single), np.count_nonzero(drafted)
-        time += (until.take(start + drafted, axis=-1) - until[..., :tokens])[..., None, :]
+        drafts = np.repeat((until.take(start + drafted, axis=-1) - until[..., :tokens])[..., None, :], 2, axis=-2)
         # After a completely accepted draft the first pass also reads the token before.
         wide = cost.draft_times(start[: max(drafting - 1, 0)], width=2, sequences=sequences)
-        time[..., 1, 1:drafting] += wide - single[..., 1:drafting]
-    busy = time
+        drafts[..., 1, 1:drafting] += wide - single[..., 1:drafting]
+    else:
+        drafts = np.zeros((*verify.shape[:-2], 2, tokens))
+    busy = time = drafts + verify
     if np.any(cost.draft_devices != 1):
-        busy = (time - verify) * _for_each(cost.draft_devices, 2) + verify
+        busy = drafts * _for_each(cost.draft_devices, 2) + verify
     if separate:
         time = time + np.where(drafted > 0, 2 * _for_each(cost.link, 2), 0.0)
     return RoundPrices(time, busy, _operations(cost, longest, sequences))
