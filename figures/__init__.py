@@ -59,14 +59,15 @@ def _rendered(figure: Figure, name: str, bounds: Bbox) -> bytes:
     from figures.common import caption
     from figures.common.style import styled
 
-    metadata: dict[str, Any] = {"Software": None}
+    # Level 3 takes three quarters of the time of the default, 6, and the files are about as small.
+    options: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
     if name == "svg":
         found = caption.of_figure(figure)
         said = {"Title": found.title, "Description": found.description}
-        metadata = {"Date": None, "Creator": None} | {key: words for key, words in said.items() if words}
+        options = {"metadata": {"Date": None, "Creator": None} | {key: words for key, words in said.items() if words}}
     buffer = io.BytesIO()
     with styled():
-        figure.savefig(buffer, format=name, dpi=150, metadata=metadata, bbox_inches=bounds)
+        figure.savefig(buffer, format=name, dpi=150, bbox_inches=bounds, **options)
     return buffer.getvalue()
 
 

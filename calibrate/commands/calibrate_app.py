@@ -18,7 +18,7 @@ from calibrate.commands import (
     run_command,
 )
 from calibrate.commands.common_options import RenamedOptions
-from model.base.command_help import SETTINGS, DocumentedGroup, version_option
+from model.base.command_help import SETTINGS, DocumentedGroup, run_program, version_option
 
 app = typer.Typer(
     cls=DocumentedGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS,
@@ -39,4 +39,4 @@ for command in (
 
 def main() -> None:
     """Entry point of the `calibrate` command."""
-    app()
+    run_program(app)

@@ -43,7 +43,7 @@ def _drawn(
     own = slice(replications.start - block * random_streams.BLOCK, replications.stop - block * random_streams.BLOCK)
 
     def draws(purpose: str, positions: int) -> Iterator[Any]:
-        return (tile[:, own] for tile in random_streams.tiles(seed, purpose, block, positions))
+        return (tile[:, own] for tile in random_streams.recent_tiles(seed, purpose, block, positions))
 
     kind, sequences = KINDS[name], parameters.decoded_sequences
     if kind.drafted:

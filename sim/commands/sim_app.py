@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from model.base import strict_json
-from model.base.command_help import SETTINGS, DocumentedCommand, DocumentedGroup, version_option
+from model.base.command_help import SETTINGS, DocumentedCommand, DocumentedGroup, run_program, version_option
 from sim.commands import advise_command, explain_command, serve_command, sim_report
 
 app = typer.Typer(
@@ -63,7 +63,7 @@ _SHOWN = 6  # default number of tokens in the picture of a decoding
 
 def main() -> None:
     """Entry point of the `sim` command."""
-    app()
+    run_program(app)
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:

@@ -131,12 +131,15 @@ def show(
     digits = 4 if console.width >= 100 else 3
     while names:
         table, taken = _table(shown, tuple(names[:1]), digits), 1
+        size = _size_of(console, table)
         while taken < len(names):
             wider = _table(shown, tuple(names[: taken + 1]), digits)
-            if _width(console, wider) > console.width:
+            if (wider_size := _size_of(console, wider)).maximum > console.width:
                 break
-            table, taken = wider, taken + 1
-        _print_whole(console, table)
+            table, size, taken = wider, wider_size, taken + 1
+        # No digits are cut: if wrapped words do not make a table narrow enough, it is wider than the console.
+        table.width = size.minimum if size.minimum > console.width else None
+        console.print(table, crop=False, no_wrap=True, overflow="ignore")
         names = names[taken:]
     if not columns(None, shown) and not _all_wait(shown):
         console.print(NO_CLOSED_FORM, markup=False)
@@ -166,15 +169,9 @@ def _all_wait(shown: pl.DataFrame) -> bool:
     return "no_value_because" in shown.columns and not shown["no_value_because"].null_count()
 
 
-def _width(console: Console, table: Table) -> int:
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-
-
-def _print_whole(console: Console, table: Table) -> None:
-    """Print a table without cutting digits; if wrapped words do not make it narrow enough, it is wider than the console."""
-    least = Measurement.get(console, console.options.update(max_width=10_000), table).minimum
-    table.width = least if least > console.width else None
-    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+def _size_of(console: Console, table: Table) -> Measurement:
+    """Widths of a table with its words wrapped and not [characters]."""
+    return Measurement.get(console, console.options.update(max_width=10_000), table)
 
 
 def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Table:
@@ -204,7 +201,10 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
         # Words may wrap, but a number must not be cut: it would read as a different number.
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
         longest = max(map(len, lines))
-        column.min_width = min(longest, MIN_TEXT_WIDTH) if not column.no_wrap and column.justify == "left" else longest
+        if column.no_wrap:
+            column.width = longest
+        else:
+            column.min_width = min(longest, MIN_TEXT_WIDTH) if column.justify == "left" else longest
     return table
 
 

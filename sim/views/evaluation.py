@@ -48,14 +48,14 @@ def outcome_tiles(case: Case, block: int, positions: int, name: str = "match") -
     if name not in case.outcomes or not positions:
         return iter(())
     found: Iterator[NDArray[np.bool_]] = case.outcomes[name].law.sample(
-        random_streams.tiles(case.settings.seed, name, block, positions)
+        random_streams.recent_tiles(case.settings.seed, name, block, positions)
     )
     return found
 
 
 def drafts_of(case: Case, block: int, positions: int, name: str = "accept", sequence: int = 0) -> Iterator[Outcomes]:
     """Outcomes of drafted tokens of one sequence, as functions of the position in the draft."""
-    draws = random_streams.tiles(case.settings.seed, random_streams.sequence_purpose(name, sequence), block, positions)
+    draws = random_streams.recent_tiles(case.settings.seed, random_streams.sequence_purpose(name, sequence), block, positions)
     return iter(case.outcomes[name].law.drafts(draws) if positions else ())
 
 

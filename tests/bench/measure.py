@@ -133,12 +133,12 @@ def peak_rss(code: str) -> float:
 
 
 def python(arguments: Sequence[str], cwd: Path = ROOT) -> str:
-    """Standard output of a new Python process with this project on its path."""
+    """Standard output of a new Python process with this project on its path. As for users, bytecode is kept between processes."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": ""},
         capture_output=True,
         text=True,
         check=False,

@@ -70,3 +70,38 @@ def test_stream_is_the_same_in_every_process() -> None:
     again = np.random.Generator(np.random.Philox(key)).random((2, BLOCK))
     assert (drawn(seed=7, block=3, positions=2) == again).all()
     assert (random_streams.stream(7, "match", 3).random((2, BLOCK)) == again).all()
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations([1, 32, 45, 100])], ids=str)
+def test_recent_tiles_are_those_of_the_stream_in_any_order_of_requests(order: tuple[int, ...]) -> None:
+    whole = drawn(seed=3, block=2, positions=100)
+    for positions in order:
+        found = [*random_streams.recent_tiles(3, "match", 2, positions)]
+        assert [len(tile) for tile in found] == [len(tile) for tile in random_streams.tiles(3, "match", 2, positions)]
+        assert (np.concatenate(found) == whole[:positions]).all()
+    assert [*random_streams.recent_tiles(3, "match", 2, 0)] == []
+
+
+def test_recent_tiles_are_drawn_once_and_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = [*random_streams.recent_tiles(11, "match", 0, 70)]
+    monkeypatch.setattr(random_streams, "stream", None)  # nothing more is drawn
+    assert all(one is other for one, other in zip(first, random_streams.recent_tiles(11, "match", 0, 70), strict=True))
+    with pytest.raises(ValueError, match="read-only"):
+        first[0][0, 0] = 0.5
+
+
+def test_recent_tiles_differ_by_seed_purpose_and_block() -> None:
+    streams = [
+        [*random_streams.recent_tiles(*key, 33)]
+        for key in ((5, "match", 0), (6, "match", 0), (5, "accept", 0), (5, "match", 1), (5, "match", 0))
+    ]
+    assert not any(np.isin(one[tile][0], other[tile]).any() for one, other in itertools.pairwise(streams) for tile in (0, 1))
+    assert (streams[0][1] == streams[-1][1]).all()
+
+
+def test_memory_of_recent_tiles_is_bounded() -> None:
+    for block in range(20):
+        for _ in random_streams.recent_tiles(13, "match", block, 64):
+            pass
+    kept = random_streams._tile.cache_info()
+    assert kept.currsize == kept.maxsize == 32  # of 1 MiB each

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import cli
 from tests.project.test_every_command import APPS, commands
 
 ROOT = Path(__file__).parents[2]
@@ -85,3 +86,12 @@ def test_plot_and_report_import_what_they_use(tmp_path: Path) -> None:
     imported("sim", tmp_path, (*SHORT_RUN, "--view", "formula", "--no-figures", "-o", "done"))
     assert imported("sim", tmp_path, ("plot", "done")) <= {"numpy", "polars", "matplotlib"}
     assert imported("sim", tmp_path, ("report", "done")) <= TABLES | {"jinja2"}
+
+
+def test_limit_of_the_default_run_imports_only_what_that_run_imports(tmp_path: Path) -> None:
+    def modules(code: str) -> set[str]:
+        command = [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {code}"]
+        return set(subprocess.check_output(command, cwd=tmp_path, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}).split())
+
+    run = modules("sys.argv = ['sim', 'run', '--replications', '2']; from sim.commands.sim_app import main; main()")
+    assert modules(cli.LIBRARIES[1]) <= run
