@@ -22,7 +22,23 @@ from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task
 from model.interpret.simulated_answers import Answers
 from model.logs.recorded_decoding import AnsweredRead, question
-from model.steps import MASK, Batch, CacheError, Commit, Continuation, Features, Forward, Lookup, Read, Steps
+from model.steps import (
+    GREEDY,
+    MASK,
+    Batch,
+    CacheError,
+    Commit,
+    Continuation,
+    DraftChain,
+    DraftedChain,
+    Features,
+    Forward,
+    Lookup,
+    NextTokens,
+    Read,
+    ReadEach,
+    Steps,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -396,6 +412,46 @@ class Real(Interpreter):
         if self.log is not None:
             self.log.append(AnsweredRead(question(step, step.output.step), found))
         return found
+
+    def take(self, task: Task, step: NextTokens | DraftChain | ReadEach) -> Any:
+        """Accept offers of greedy decoding, unless single passes or reads are timed, recorded, forced, or overridden."""
+        if type(self) is not Real or self.answers is not None or self.times is not None or self.log is not None:
+            return None
+        if isinstance(step, ReadEach):
+            return self._read_each(step) if step.kind == GREEDY else None
+        first = step.first
+        if first.state is not None or first.batch is not None or first.tree or first.context_budget is not None:
+            return None
+        if isinstance(step, DraftChain):
+            return DraftedChain(self._chain(task, first, step.length)) if step.confidence is None else None
+        if len({*step.layers}) != 1:
+            return None
+        tokens = self._chain(task, first, min(len(step.layers), self.wanted - len(self.work.tokens)))
+        for token in tokens:
+            self.commit(Commit(step.kind, (token,)))
+        return tokens
+
+    def _chain(self, task: Task, first: Forward, length: int) -> list[int]:
+        """Make passes, each over the token that the pass before predicted; rows are checked after the first and the last."""
+        cache, role, layers, end = task.cache, first.role, first.layers, first.end
+        decoder, rows, steps = self.decoders[role], cache.rows[role], [first]
+        tokens = [self._evaluate(Read(GREEDY, self._make_pass(cache, first)))]
+        if length > 1:
+            cache.expected_rows.write_all(first._replace(tokens=(tokens[0],), at=end), length - 1)
+            for at in range(end, end + length - 1):
+                step = Forward(role, (tokens[-1],), at, layers, None, 1, first.unit)
+                output = PassOutput(step, decoder, decoder.run(step.tokens, at, layers, rows), None)
+                tokens.append(self._evaluate(Read(GREEDY, output)))
+                steps.append(step)
+            cache.check(steps[-1], rows)
+        for step in steps:
+            self.work.account.add(step)
+        task.last = steps[-1]
+        return tokens
+
+    def _read_each(self, step: ReadEach) -> list[int]:
+        """Evaluate reads of the likeliest tokens at consecutive positions."""
+        return [step.output.best(offset) for offset in range(step.first, step.first + step.width)]
 
     def look_up(self, step: Lookup) -> tuple[int, ...]:
         """Look up the text; forced outcomes answer instead, because forced tokens never repeat."""

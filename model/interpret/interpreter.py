@@ -22,13 +22,16 @@ from model.steps import (
     Batch,
     CacheError,
     Commit,
+    DraftChain,
     DraftLimit,
     Features,
     Fork,
     Forward,
     Join,
     Lookup,
+    NextTokens,
     Read,
+    ReadEach,
     Steps,
     Stop,
     require_ended,
@@ -429,6 +432,13 @@ class Interpreter(ABC):
                     work.account.adopted_rows += step.layers
                     made = step.task.value
                     task.answer = made if step.hypothesis is None else made.alone(step.hypothesis)
+                case NextTokens() | DraftChain() | ReadEach():
+                    if not (self.due or self.unborn or self.born_next):
+                        task.answer = self.take(task, step)
+
+    def take(self, task: Task, step: NextTokens | DraftChain | ReadEach) -> Any:
+        """Answer an offer where no other process is there, or None: it is declined."""
+        return None
 
     def _gathered(self, task: Task) -> bool:
         """If all tasks that `task` waits for have ended, set its answer and return True."""

@@ -145,12 +145,12 @@ def _models_timed() -> Iterator[list[float]]:
 
         return run
 
-    kept = Decoder.run, Real._evaluate
-    Decoder.run, Real._evaluate = map(timed, kept)  # type: ignore[method-assign]
+    kept = Decoder.run, Real._evaluate, Real._read_each
+    Decoder.run, Real._evaluate, Real._read_each = map(timed, kept)  # type: ignore[method-assign]
     try:
         yield spent
     finally:
-        Decoder.run, Real._evaluate = kept  # type: ignore[method-assign]
+        Decoder.run, Real._evaluate, Real._read_each = kept  # type: ignore[method-assign]
 
 
 class OwnTime:

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate.decoders.kv_rows import join_rows
-from calibrate.interpreters.in_one_process import AnsweredRead, RandomDraws, Real, Sampling, softmax
+from calibrate.decoders.kv_rows import KvRows, join_rows
+from calibrate.decoders.transformers_adapter import Decoder
+from calibrate.interpreters.in_one_process import AnsweredRead, RandomDraws, Real, RunTimes, Sampling, softmax
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork
 from model.logs import forced_outcomes
@@ -36,7 +37,7 @@ from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.methods.ssd import algorithm as ssd
 from model.methods.tree import algorithm as tree
-from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps, ended
+from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Offer, Read, Steps, declining, ended
 from tests.support import real_models
 from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
 from tests.support.real_models import DEPTHS, KINDS
@@ -153,6 +154,71 @@ def run(
 def prompt_of(kind: str) -> list[int]:
     """A prompt; for an encoder-decoder its start token."""
     return [0] if kind in real_models.ENCODER_DECODERS else [3, 4, 5, 6, 17]
+
+OFFERING = ("plain", "speculative 1", "speculative 3", "speculative 50", "bild in itself", "skipdecode of all layers")
+"""Methods that offer passes or reads together."""
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+@pytest.mark.parametrize("tokens", [1, 2, 17])
+@pytest.mark.parametrize("name", OFFERING)
+def test_offers_change_no_token_and_no_count(name: str, tokens: int, kind: str) -> None:
+    """An algorithm whose offers are declined makes the same passes, commits and rows; a chain leaves the last of its passes."""
+    module, parameters = EXACT[name]
+    prompt, same = prompt_of(kind), name == "speculative 50"
+    taken, declined = (Real(real_models.decoders(kind, "draft", same=same)) for _ in range(2))
+    steps = [module.decode(parameters, prompt, tokens) for _ in range(2)]
+    work, expected = taken.run(steps[0], tokens), declined.run(declining(steps[1]), tokens)
+    assert work == expected
+    assert len(work.tokens) >= tokens
+
+
+def answers_to_offers(real: Real, steps: Steps, tokens: int) -> list[Any]:
+    """Answers that an interpreter gives to the offers of an algorithm."""
+    found: list[Any] = []
+
+    def watched() -> Steps:
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = yield step
+            if isinstance(step, Offer):
+                found.append(answer)
+
+    real.run(watched(), tokens + 1)  # one more than there are, so that the last offer is answered
+    return found
+
+
+@pytest.mark.parametrize("name", ["plain", "speculative 3"])
+def test_offers_are_taken_only_where_no_single_step_is_observed(name: str) -> None:
+    class Watching(Real):
+        """Might observe single passes and reads."""
+
+    module, parameters = EXACT[name]
+    decoders = real_models.decoders("llama", "draft")
+    forced = forced_outcomes.world(parameters, 2, 12, {} if name == "plain" else {"acceptance_rate": 0.5}, seed=1)
+    observed = [Watching(decoders), Real(decoders, log=[]), Real(decoders, times=RunTimes()), Real(decoders, answers=forced)]
+    for real in (Real(decoders), *observed):
+        found = answers_to_offers(real, module.decode(parameters, [3, 4], 12), 12)
+        assert {each is None for each in found} == {real in observed}
+
+
+@pytest.mark.parametrize("lost", range(1, 6))
+@pytest.mark.parametrize("layer", [0, LAYERS - 1])
+def test_rows_that_a_pass_of_a_chain_loses_are_refused(monkeypatch: pytest.MonkeyPatch, lost: int, layer: int) -> None:
+    decoders, run_layers = real_models.decoders("llama"), Decoder.run
+
+    def losing(self: Decoder, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, *rest: Any, **more: Any) -> Any:
+        found = run_layers(self, tokens, at, layers, rows, *rest, **more)
+        rows.layers[layer].length -= at == lost
+        return found
+
+    monkeypatch.setattr(Decoder, "run", losing)
+    with pytest.raises(CacheError, match=f"layer {layer} should hold"):
+        Real(decoders).run(autoregressive.decode(autoregressive.Parameters(LAYERS), [3, 4], 5), 5)
 
 
 FEW = ("ppd nested 2 3", "hierarchical recursive", "one beam", "bild in itself")
