@@ -37,7 +37,7 @@ from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.methods.ssd import algorithm as ssd
 from model.methods.tree import algorithm as tree
-from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Offer, Read, Steps, declining, ended
+from model.steps import Batch, CacheError, Commit, DraftRounds, Forward, LayerSpan, Offer, Read, Steps, declining, ended
 from tests.support import real_models
 from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
 from tests.support.real_models import DEPTHS, KINDS
@@ -171,14 +171,33 @@ OFFERING: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize(("tokens", "same"), [(1, False), (2, True), (17, False), (17, True)])
 @pytest.mark.parametrize("name", OFFERING)
 def test_offers_change_no_token_and_no_count(name: str, tokens: int, kind: str, same: bool) -> None:
-    """An algorithm whose offers are declined makes the same passes and commits; with `same`, drafts are often right."""
+    """An algorithm whose offers are declined makes the same passes and commits, also if it is run for fewer tokens than it has."""
     module, parameters = OFFERING[name]
     prompt = prompt_of(kind)
-    taken, declined = (Real(real_models.decoders(kind, "draft", same=same)) for _ in range(2))
-    steps = [module.decode(parameters, prompt, tokens) for _ in range(2)]
-    work, expected = taken.run(steps[0], tokens), declined.run(declining(steps[1]), tokens)
-    assert work == expected
-    assert len(work.tokens) == tokens
+    for wanted in {tokens, (tokens + 1) // 2}:
+        taken, declined = (Real(real_models.decoders(kind, "draft", same=same)) for _ in range(2))
+        steps = [module.decode(parameters, prompt, tokens) for _ in range(2)]
+        work, expected = taken.run(steps[0], wanted), declined.run(declining(steps[1]), wanted)
+        assert work == expected
+        assert len(work.tokens) == tokens or len(work.tokens) >= wanted < tokens
+
+
+def test_kinds_of_rounds_tell_rejections() -> None:
+    """A round is of the first kind if fewer tokens were accepted than drafted, and else of the last."""
+    whole, small, prompt = LayerSpan(0, LAYERS), LayerSpan(0, DEPTHS["draft"]), (3, 4)
+
+    def steps() -> Steps:
+        first, verify = Forward("draft", prompt, 0, small, heads=1), Forward("target", prompt[1:], 1, whole, heads=1)
+        yield Forward("target", prompt[:1], 0, whole)
+        assert len((yield DraftRounds(first, verify, 3, 12, True, ("rejected", "unsure", "whole")))) == 12
+
+    kinds = set()
+    for same in (False, True):
+        work = Real(real_models.decoders("llama", "draft", same=same)).run(steps(), 13)
+        rejected = [len(each.tokens) - 1 < (each.drafted or 0) for each in work.committed]
+        assert work.commits == ["rejected" if each else "whole" for each in rejected]
+        kinds |= {*work.commits}
+    assert kinds == {"rejected", "whole"}
 
 
 def answers_to_offers(real: Real, steps: Steps, tokens: int) -> list[Any]:

@@ -76,9 +76,11 @@ def test_defaults_are_those_that_the_help_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", APPS)
 def test_a_program_ends_without_a_search_for_garbage(name: str) -> None:
-    """All objects are frozen before the interpreter ends; what is registered first runs last."""
-    code = "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count(), len(gc.get_objects())))"
+    """All objects are frozen before the interpreter ends, and few searches are made; what is registered first runs last."""
+    report = "print(gc.get_freeze_count(), len(gc.get_objects()), gc.get_threshold()[0])"
+    code = f"import atexit, gc, sys; atexit.register(lambda: {report})"
     code += f"; sys.argv = ['{name}', '-h']; from {name}.commands.{name}_app import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    frozen, searched = map(int, done.stdout.split()[-2:])
+    frozen, searched, between = map(int, done.stdout.split()[-3:])
     assert frozen > 100 * searched
+    assert between == 10_000
