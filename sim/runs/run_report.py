@@ -131,14 +131,14 @@ def show(
     digits = 4 if console.width >= 100 else 3
     while names:
         table, taken = _table(shown, tuple(names[:1]), digits), 1
-        size = _size_of(console, table)
+        least = _size_of(console, table).minimum
         while taken < len(names):
             wider = _table(shown, tuple(names[: taken + 1]), digits)
-            if (wider_size := _size_of(console, wider)).maximum > console.width:
+            if _size_of(console, wider).maximum > console.width:
                 break
-            table, size, taken = wider, wider_size, taken + 1
-        # No digits are cut: if wrapped words do not make a table narrow enough, it is wider than the console.
-        table.width = size.minimum if size.minimum > console.width else None
+            table, taken = wider, taken + 1
+        # No digits are cut: if wrapped words do not make the table of one estimate narrow enough, it is wider than the console.
+        table.width = least if least > console.width else None
         console.print(table, crop=False, no_wrap=True, overflow="ignore")
         names = names[taken:]
     if not columns(None, shown) and not _all_wait(shown):

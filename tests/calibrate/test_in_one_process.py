@@ -157,6 +157,8 @@ def prompt_of(kind: str) -> list[int]:
 
 OFFERING: dict[str, tuple[Any, Any]] = {
     **{name: EXACT[name] for name in ("plain", "bild in itself", "skipdecode of all layers", "adaptive heuristic")},
+    **{f"bild {variant}": (bild, bild.Parameters(LAYERS, 4, 0.2, 3.0, variant, **SMALL)) for variant in bild.VARIANTS},
+    "skipdecode": (skipdecode, skipdecode.Parameters(LAYERS, 2, LAYERS, 5, 24)),
     **{
         f"speculative {gamma} {batching}": (
             speculative, speculative.Parameters(LAYERS, gamma, sequences=sequences, batching=batching, **SMALL),
@@ -180,6 +182,17 @@ def test_offers_change_no_token_and_no_count(name: str, tokens: int, kind: str, 
         work, expected = taken.run(steps[0], wanted), declined.run(declining(steps[1]), wanted)
         assert work == expected
         assert len(work.tokens) == tokens or len(work.tokens) >= wanted < tokens
+
+
+@pytest.mark.parametrize("batching", ["static", "continuous"])
+def test_rounds_of_a_draft_that_is_always_right_end_at_the_last_token(batching: str) -> None:
+    sequences = 4 if batching == "continuous" else 1
+    parameters = speculative.Parameters(LAYERS, 5, sequences=sequences, batching=batching, draft_layers=LAYERS)
+    twins = [{role: real_models.decoders("llama")["target"] for role in ("target", "draft")} for _ in range(2)]
+    steps = [speculative.decode(parameters, [3, 4, 5], 15) for _ in range(2)]
+    work, expected = Real(twins[0]).run(steps[0], 15), Real(twins[1]).run(declining(steps[1]), 15)
+    assert work == expected
+    assert [len(each.tokens) for each in work.committed] == [6, 6, 3]
 
 
 def test_kinds_of_rounds_tell_rejections() -> None:

@@ -219,6 +219,27 @@ def test_long_words_wrap_and_numbers_are_not_cut(tmp_path: Path) -> None:
         assert any(f"{row['speedup']:.3f}" in line for line in lines)
 
 
+def test_a_table_is_as_wide_as_its_texts_and_fits_its_own_width(tmp_path: Path) -> None:
+    """A console one character narrower than the table gets several; one narrower than any table cuts no number."""
+    made = sweep.run(tables(PPD, views=("formula", "paths"), sweep={"method.candidates": [1, 2]}), out=tmp_path, jobs=1)
+
+    def shown(width: int) -> list[list[str]]:
+        """Lines of each table."""
+        text = io.StringIO()
+        run_report.show(made, made.frame(), [], Console(file=text, width=width, highlight=False))
+        lines = text.getvalue().splitlines()
+        rules = [index for index, line in enumerate(lines) if {*line.strip()} == {"─"}]
+        return [lines[index - 3 : index + 3] for index in rules]
+
+    (whole,) = shown(400)
+    width = max(map(len, whole))
+    empty = "".join(" " if {*column} <= {" ", "─"} else "x" for column in zip(*(line.ljust(width) for line in whole), strict=True))
+    assert max(map(len, empty.strip().split("x"))) == 2  # between columns, of which each is filled by one of its texts
+    assert len(shown(width)) == 1 < len(shown(width - 1))
+    numbers = [f"{value:.3f}" for value in made.frame()["speedup"]]
+    assert all(any(number in line for line in shown(9)[0]) for number in numbers)
+
+
 def test_report_has_name_files_and_figures(tmp_path: Path) -> None:
     out = tmp_path / "a folder whose name is longer than a line of the console [1]"
     made = sweep.run(tables(PPD), out=out, jobs=1)
