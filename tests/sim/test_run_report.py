@@ -219,14 +219,17 @@ def test_long_words_wrap_and_numbers_are_not_cut(tmp_path: Path) -> None:
         assert any(f"{row['speedup']:.3f}" in line for line in lines)
 
 
-def test_a_table_is_as_wide_as_its_texts_and_fits_its_own_width(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [[], ["a very long form of words number "]])
+def test_a_table_is_as_wide_as_its_texts_and_fits_its_own_width(tmp_path: Path, words: list[str]) -> None:
     """A console one character narrower than the table gets several; one narrower than any table cuts no number."""
     made = sweep.run(tables(PPD, views=("formula", "paths"), sweep={"method.candidates": [1, 2]}), out=tmp_path, jobs=1)
+    frame = made.frame()
+    frame = frame.with_columns(form=pl.lit(words[0]) + pl.col("candidates").cast(pl.String)) if words else frame
 
     def shown(width: int) -> list[list[str]]:
         """Lines of each table."""
         text = io.StringIO()
-        run_report.show(made, made.frame(), [], Console(file=text, width=width, highlight=False))
+        run_report.show(made, frame, [], Console(file=text, width=width, highlight=False))
         lines = text.getvalue().splitlines()
         rules = [index for index, line in enumerate(lines) if {*line.strip()} == {"─"}]
         return [lines[index - 3 : index + 3] for index in rules]
