@@ -220,7 +220,7 @@ def test_long_words_wrap_and_numbers_are_not_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["a very long form of words number "]])
-def test_a_table_is_as_wide_as_its_texts_and_fits_its_own_width(tmp_path: Path, words: list[str]) -> None:
+def test_a_table_is_as_wide_as_its_cells_and_fits_its_own_width(tmp_path: Path, words: list[str]) -> None:
     """A console one character narrower than the table gets several; one narrower than any table cuts no number."""
     made = sweep.run(tables(PPD, views=("formula", "paths"), sweep={"method.candidates": [1, 2]}), out=tmp_path, jobs=1)
     frame = made.frame()
@@ -237,7 +237,7 @@ def test_a_table_is_as_wide_as_its_texts_and_fits_its_own_width(tmp_path: Path, 
     (whole,) = shown(400)
     width = max(map(len, whole))
     empty = "".join(" " if {*column} <= {" ", "─"} else "x" for column in zip(*(line.ljust(width) for line in whole), strict=True))
-    assert max(map(len, empty.strip().split("x"))) == 2  # between columns, of which each is filled by one of its texts
+    assert max(map(len, empty.strip().split("x"))) == 2  # between columns, of which each is filled by one of its cells
     assert len(shown(width)) == 1 < len(shown(width - 1))
     numbers = [f"{value:.3f}" for value in made.frame()["speedup"]]
     assert all(any(number in line for line in shown(9)[0]) for number in numbers)
