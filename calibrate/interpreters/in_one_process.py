@@ -31,7 +31,6 @@ from model.steps import (
     Continuation,
     DraftChain,
     DraftedChain,
-    DraftRounds,
     Features,
     Forward,
     Lookup,
@@ -414,19 +413,20 @@ class Real(Interpreter):
             self.log.append(AnsweredRead(question(step, step.output.step), found))
         return found
 
-    def take(self, task: Task, step: NextTokens | DraftChain | DraftRounds | ReadEach) -> Any:
-        """Accept offers of greedy decoding, unless single passes or reads are timed, recorded, forced, or overridden."""
+    def take(self, task: Task, step: NextTokens | DraftChain | ReadEach) -> Any:
+        """Accept offers of greedy decoding, unless single passes or reads are timed, recorded, forced, or overridden.
+
+        `DraftRounds` are declined: what is accepted and committed is up to the algorithm.
+        """
         if type(self) is not Real or self.answers is not None or self.times is not None or self.log is not None:
             return None
         if isinstance(step, ReadEach):
             return self._read_each(step.output, step.first, step.width) if step.kind == GREEDY else None
         first = step.first
-        if not self._is_usual(first) or (isinstance(step, DraftRounds) and not self._is_usual(step.verify)):
+        if not self._is_usual(first):
             return None
         if isinstance(step, DraftChain):
             return DraftedChain(self._chain(task, first, step.length)) if step.confidence is None else None
-        if isinstance(step, DraftRounds):
-            return self._rounds(task, step) if step.confidence is step.distance is None else None
         if len({*step.layers}) != 1:
             return None
         tokens = self._chain(task, first, min(len(step.layers), self.wanted - len(self.work.tokens)))
@@ -437,31 +437,6 @@ class Real(Interpreter):
     def _is_usual(self, step: Forward) -> bool:
         """Return whether a pass is one over a single sequence and its whole context, with the logits of the last token."""
         return step[4:] == (None, 1, step.unit, (), None, 0, False, None) and step.layers.last <= self.decoders[step.role].layers
-
-    def _rounds(self, task: Task, step: DraftRounds) -> list[int]:
-        """Draft, verify and commit in rounds until all tokens are generated."""
-        first, verify = step.first, step.verify
-        text, begin = [*first.tokens], first.at
-        held, end = begin, verify.at + 1 + step.tokens  # rows of the draft, and the length of the whole text
-        while begin + len(text) < end and len(self.work.tokens) < self.wanted:
-            at, room = begin + len(text) - 1, end - begin - len(text) - 1
-            length, drafted = min(step.length, room) if step.cut else step.length, list[int]()
-            if length:
-                unread = Forward(first.role, tuple(text[held - begin :]), held, first.layers, None, 1, first.unit)
-                drafted = self._chain(task, unread, length)
-                held = at + length
-            task.last = Forward(verify.role, (text[-1], *drafted), at, verify.layers, None, length + 1, verify.unit)
-            output = self._make_pass(task.cache, task.last)
-            self.work.account.add(task.last)
-            own = self._read_each(output, -length - 1, length + 1)
-            kept = 0
-            while kept < min(length, room) and own[kept] == drafted[kept]:
-                kept += 1
-            new = *drafted[:kept], own[kept]
-            text += new
-            held = min(held, at + kept + 1)
-            self.commit(Commit(step.kinds[0 if kept < length else 2], new, length))
-        return text[verify.at + 1 - begin :]
 
     def _chain(self, task: Task, first: Forward, length: int) -> list[int]:
         """Make passes, each over the token that the pass before predicted; rows are checked after the last."""

@@ -24,7 +24,6 @@ from model.steps import (
     Commit,
     DraftChain,
     DraftLimit,
-    DraftRounds,
     Features,
     Fork,
     Forward,
@@ -433,11 +432,11 @@ class Interpreter(ABC):
                     work.account.adopted_rows += step.layers
                     made = step.task.value
                     task.answer = made if step.hypothesis is None else made.alone(step.hypothesis)
-                case NextTokens() | DraftChain() | DraftRounds() | ReadEach():
+                case NextTokens() | DraftChain() | ReadEach():
                     if not (self.due or self.unborn or self.born_next):
                         task.answer = self.take(task, step)
 
-    def take(self, task: Task, step: NextTokens | DraftChain | DraftRounds | ReadEach) -> Any:
+    def take(self, task: Task, step: NextTokens | DraftChain | ReadEach) -> Any:
         """Answer an offer where no other process is there, or None: it is declined."""
         return None
 

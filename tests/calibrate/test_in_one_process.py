@@ -195,26 +195,8 @@ def test_rounds_of_a_draft_that_is_always_right_end_at_the_last_token(batching: 
     assert [len(each.tokens) for each in work.committed] == [6, 6, 3]
 
 
-def test_kinds_of_rounds_tell_rejections() -> None:
-    """A round is of the first kind if fewer tokens were accepted than drafted, and else of the last."""
-    whole, small, prompt = LayerSpan(0, LAYERS), LayerSpan(0, DEPTHS["draft"]), (3, 4)
-
-    def steps() -> Steps:
-        first, verify = Forward("draft", prompt, 0, small, heads=1), Forward("target", prompt[1:], 1, whole, heads=1)
-        yield Forward("target", prompt[:1], 0, whole)
-        assert len((yield DraftRounds(first, verify, 3, 12, True, ("rejected", "unsure", "whole")))) == 12
-
-    kinds = set()
-    for same in (False, True):
-        work = Real(real_models.decoders("llama", "draft", same=same)).run(steps(), 13)
-        rejected = [len(each.tokens) - 1 < (each.drafted or 0) for each in work.committed]
-        assert work.commits == ["rejected" if each else "whole" for each in rejected]
-        kinds |= {*work.commits}
-    assert kinds == {"rejected", "whole"}
-
-
 def answers_to_offers(real: Real, steps: Steps, tokens: int) -> list[Any]:
-    """Answers that an interpreter gives to the offers of an algorithm."""
+    """Answers that an interpreter gives to the offers of an algorithm, but for whole rounds."""
     found: list[Any] = []
 
     def watched() -> Steps:
@@ -225,7 +207,7 @@ def answers_to_offers(real: Real, steps: Steps, tokens: int) -> list[Any]:
             except StopIteration as end:
                 return end.value
             answer = yield step
-            if isinstance(step, Offer):
+            if isinstance(step, Offer) and not isinstance(step, DraftRounds):
                 found.append(answer)
 
     real.run(watched(), tokens + 1)  # one more than there are, so that the last offer is answered
