@@ -30,6 +30,7 @@ def _steps(start: float, stop: float, count: int) -> dict[str, float]:
     return {"from": start, "to": stop, "count": count}
 
 
+MANY_RATES = _steps(0.3, 0.9, 100)
 RATES, RATIOS = _steps(0.3, 0.9, 40), _steps(0.02, 0.5, 40)
 ACCEPT = {"kind": "iid", "acceptance_rate": 0.8}
 RANKS = [0.62, 0.13, 0.06, 0.035, 0.02, 0.015, 0.01, 0.01]
@@ -43,7 +44,7 @@ GRIDS = {
     ),
     "ppd": FormulaGrid(
         1e5, {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}, {"kind": "iid", "match_rate": 0.7}, {},
-        {"outcomes.match_rate": RATES, "method.exit_layer": [*range(20, 40)], "method.candidates": [*range(1, 9)]},
+        {"outcomes.match_rate": MANY_RATES, "method.exit_layer": [*range(20, 40)], "method.candidates": [*range(1, 9)]},
     ),
     "bild": FormulaGrid(
         1e5, {"name": "bild", "layers": 24}, {"kind": "rates", "fallback_rate": 0.1, "rollback_rate": 0.01}, {"cost_ratio": 0.25},
@@ -51,7 +52,7 @@ GRIDS = {
     ),
     "skipdecode": FormulaGrid(
         1e5, {"name": "skipdecode", "layers": 24, "min_layers": 8, "max_layers": 16, "prompt": 60, "sequence_length": 188}, {}, {},
-        {"method.min_layers": [*range(2, 10)], "method.max_layers": [*range(10, 20)], "cost.final_head": _steps(0.0, 3.0, 50)},
+        {"method.min_layers": [*range(2, 10)], "method.max_layers": [*range(10, 20)], "cost.final_head": _steps(0.0, 3.0, 200)},
     ),
     "early-exit": FormulaGrid(
         1e5, {"name": "early_exit", "layers": 24, "exit_layer": 12}, {}, {"final_head": 2.0},
@@ -60,18 +61,18 @@ GRIDS = {
     "ngram": FormulaGrid(
         1e5, {"name": "ngram", "layers": 32, "draft_length": 4}, {"kind": "iid", "hit_rate": 0.4, "acceptance_rate": 0.6}, {},
         {
-            "outcomes.acceptance_rate": RATES, "outcomes.hit_rate": _steps(0.1, 0.9, 40),
+            "outcomes.acceptance_rate": MANY_RATES, "outcomes.hit_rate": _steps(0.1, 0.9, 40),
             "method.draft_length": [2, 4, 8],
         },
     ),
     "tree": FormulaGrid(
         1e5, {"name": "tree", "layers": 32, "shape": "eagle-2", "draft_depth": 3, "width": 8, "nodes": 16, "rank_rates": RANKS},
         {"kind": "by-depth", "rank_rates": RANKS}, {"cost_ratio": 0.05},
-        {"method.draft_depth": [1, 2, 3, 4, 5], "method.nodes": [8, 16, 32], "cost.cost_ratio": _steps(0.02, 0.5, 400)},
+        {"method.draft_depth": [1, 2, 3, 4, 5], "method.nodes": [8, 16, 32], "cost.cost_ratio": _steps(0.02, 0.5, 1000)},
     ),
     "profile": FormulaGrid(
         2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100,
-        {**DRAFTED, "cost.prompt": [128, 512, 1024, 2048, 4096]},
+        {**DRAFTED, "outcomes.acceptance_rate": MANY_RATES, "cost.prompt": [128, 512, 1024, 2048, 4096]},
     ),
     "prompts": FormulaGrid(
         2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100,
