@@ -5,7 +5,10 @@ package are drawn with `--seed` from all possible ones. Each is planted in a scr
 run, fastest first, until one fails or `--seconds` of tests have passed. A fault that survives is planted again and gets the
 remaining tests, up to `--again` seconds. A fault that no test runs survives.
 
-After a change to some modules: python -m tests.mutation.mutation_sample --only 'sim/sweep*' --faults 40
+After a change to some modules, with all quick tests or, in minutes, with the tests of these modules:
+
+    python -m tests.mutation.mutation_sample --only 'sim/engine/*' --faults 40
+    python -m tests.mutation.mutation_sample --only 'sim/engine/*' --faults 40 --tests tests/sim/test_events.py
 
 A test counts as a catch only if it passes, alone and in the same way, on the unchanged copy.
 """
@@ -40,6 +43,8 @@ from tests.mutation.coverage_map import PACKAGES
 from tests.mutation.mutants import COMPARISONS, LIBRARIES, OPERATORS, ROOT, SWAPS, UNTOUCHED, _left_alone
 
 BYTES = 12 << 30
+QUICK = ["tests", *PACKAGES]
+"""Folders with the tests and doctests of the quick tier."""
 WORDS = ("help", "epilog", "rich_help_panel", "description")
 """Keywords with documentation, in which faults are not planted."""
 LOOK = (
@@ -308,15 +313,15 @@ def _body_of(node: ast.FunctionDef | ast.Lambda) -> int:
     return node.body[0].lineno if isinstance(node, ast.FunctionDef) else node.body.lineno
 
 
-def recorded(folder: Path) -> None:
-    """Run the quick tier once and record its lines."""
+def recorded(folder: Path, tests: Sequence[str]) -> None:
+    """Run quick tests once and record their lines."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.coverage_map", "-p", "no:cacheprovider", "-n", "2",
-        "--dist",
-               "loadfile", "tests", "model", "sim", "figures", "calibrate"]  # fmt: skip
+    plugins = ["-p", "tests.mutation.coverage_map", "-p", "no:cacheprovider"]
+    shared = ["-n", "2", "--dist", "loadfile" if tests == QUICK else "load"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *shared, *tests]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "MAP_OF": str(folder)}, check=False)
     if not Map(folder).seconds:
-        raise SystemExit(f"no test of the quick tier passed while lines were recorded in {folder}")
+        raise SystemExit(f"no test of {', '.join(tests)} passed while lines were recorded in {folder}")
 
 
 # --- Runs of tests -----------------------------------------------------------------------------------------------------------
@@ -518,6 +523,7 @@ def main() -> int:
     parser.add_argument("--again", type=float, default=60.0, help="duration of further tests per survivor [s]")
     parser.add_argument("--only", nargs="*", default=[], help="files to plant in, as patterns: 'figures/t*.py'")
     parser.add_argument("--also", nargs="*", default=[], help="test files newer than the map, run for every fault")
+    parser.add_argument("--tests", nargs="+", default=QUICK, help="test files and folders that are recorded; default: all")
     parser.add_argument("--least", type=float, default=0.9, help="share of faults that must be caught")
     parser.add_argument("--map", type=Path, help="folder of the recorded lines; created if missing")
     parser.add_argument("--workers", type=int, default=2)
@@ -527,7 +533,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
         where = asked.map or Path(scratch) / "map"
         if not any(where.glob("lines-*")):
-            recorded(where)
+            recorded(where, asked.tests)
         print(f"lines recorded after {time.perf_counter() - start:.0f} s", flush=True)
         faults = [fault for package in asked.packages.split(",") for fault in drawn(package, asked.faults, asked.seed, asked.only)]
         if not faults:
