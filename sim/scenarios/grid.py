@@ -239,7 +239,11 @@ class Grid:
 
     def record(self, kind: type, table: Any, section: str, remedy: str = "") -> Any:
         """Record of a section, made once for all points whose tables are alike."""
-        return self._records.get((kind, section, remedy, repr(table)), lambda: build(kind, table, section, remedy))
+        try:
+            content = repr(table)
+        except ValueError:  # a whole number of more digits than are printed
+            return build(kind, table, section, remedy)
+        return self._records.get((kind, section, remedy, content), lambda: build(kind, table, section, remedy))
 
     def tables_at(self, where: Sequence[int]) -> Tables:
         """Tables of a point without a sweep, by its index on each axis; they must not be changed."""
