@@ -36,7 +36,7 @@ mutate: $(VENV)/.test-stamp  ## plant faults drawn by seed in all packages and s
 	$(BIN)/python -m tests.mutation.mutation_sample $(ARGS)
 
 bench: $(VENV)/.test-stamp  ## time the simulator and real decodings against known limits
-	$(BIN)/python -m tests.bench $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench $(ARGS)
 
 validate: $(VENV)/.run-stamp  ## write calibrate/VALIDATION.md anew from DATA; ARGS=--check says whether it is out of date
 	$(BIN)/calibrate report $(DATA) $(ARGS)

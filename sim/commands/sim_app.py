@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -62,7 +63,11 @@ _SHOWN = 6  # default number of tokens in the picture of a decoding
 
 
 def main() -> None:
-    """Entry point of the `sim` command."""
+    """Entry point of the `sim` command.
+
+    Its matrix products are small: threads of OpenBLAS would take more time to wait for each other than they save, on all cores.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     run_program(app)
 
 

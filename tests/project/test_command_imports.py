@@ -95,3 +95,15 @@ def test_limit_of_the_default_run_imports_only_what_that_run_imports(tmp_path: P
 
     run = modules("sys.argv = ['sim', 'run', '--replications', '2']; from sim.commands.sim_app import main; main()")
     assert modules(cli.LIBRARIES[1]) <= run
+
+
+@pytest.mark.parametrize(("given", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
+def test_sim_multiplies_matrices_in_one_thread_unless_told_otherwise(given: dict[str, str], threads: str) -> None:
+    """It is said before numpy is imported, which reads it once."""
+    code = (
+        "import os, sys; sys.argv = ['sim', '--version']; from sim.commands import sim_app\n"
+        "try:\n    sim_app.main()\nfinally:\n    print(os.environ['OPENBLAS_NUM_THREADS'], 'numpy' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"} | given
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert done.stdout.splitlines()[-1] == f"{threads} False", done.stderr
