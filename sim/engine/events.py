@@ -4,10 +4,10 @@ At equal times passes finish first, then their decisions take effect (verify, st
 assignments of free units are postponed until no other event is due at that time. A process that continues keeps its unit before
 all waiting processes.
 
-Three things save events or steps, and the run is the same to the last bit. A pass that nothing else can begin or end before is made
-at once (`_Engine.pass_alone`): the clock goes on to its end without an event. So is a chain of such passes, with its reads
-(`_Engine.chain_alone`). Passes that end at the same time share an event where no other event was scheduled between theirs
-(`SimulatedClock.call_together`).
+Two things save events or steps, and the run is the same to the last bit. A pass that nothing else can begin or end before is made
+at once (`_Engine.pass_alone`): the clock goes on to its end without an event. So are the passes of offers (`model.steps.Offer`),
+with their reads (`_Engine.chain_alone` and the methods after it). Passes that end at the same time share an event where no other
+event was scheduled between theirs (`SimulatedClock.call_together`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappush
 from itertools import accumulate, groupby, repeat
 from typing import Any, NamedTuple
 
-from simpy import Environment
 from simpy.core import EmptySchedule
-from simpy.events import NORMAL, Event
+from simpy.events import Event
 
 from model.costs.step_costs import StepCosts, position_of
-from model.interpret.account import Account, Kind, context_of
+from model.interpret.account import Account, Kind
 from model.interpret.interpreter import Cache
 from model.interpret.simulated_answers import Answers
 from model.logs.spans import Span
@@ -42,7 +40,6 @@ from model.steps import (
     ForkJoin,
     Forward,
     Join,
-    LayerSpan,
     Lookup,
     NextTokens,
     Read,
@@ -51,6 +48,8 @@ from model.steps import (
     require_ended,
 )
 from sim.engine.cluster import Cluster
+from sim.engine.known_passes import KnownPass, PassKey, key_of
+from sim.engine.simulated_clock import SimulatedClock
 
 
 @dataclass
@@ -113,58 +112,6 @@ def simulate(
     return _Engine(cluster, cost, world, tokens, per_layer, record).run(steps)
 
 
-class _Call(Event):
-    """An event that is sure to happen and has no value, as a timeout of SimPy, with less to store."""
-
-    _ok, _value = True, None
-
-    def __init__(self, callback: Callable[[Event], None]) -> None:
-        self.callbacks = [callback]
-
-
-class SimulatedClock(Environment):
-    """SimPy's clock, which can be set forward while no event is due."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.busy = self._queue
-        """The events that are due."""
-        self._latest_time = -1.0
-        self._latest: Event  # scheduled after all others
-
-    def call_later(self, seconds: float, callback: Callable[[Event], None]) -> None:
-        """Schedule a call, as the callback of a timeout."""
-        self._latest = event = _Call(callback)
-        self._latest_time = time = self._now + seconds
-        heappush(self._queue, (time, NORMAL, next(self._eid), event))
-
-    def call_together(self, seconds: float, callback: Callable[[Event], None]) -> None:
-        """Schedule a call, with the event that was scheduled last if it is due at the same time.
-
-        Nothing can happen between two such events, since events of equal times happen in the order in which they were scheduled.
-        """
-        if self._now + seconds == self._latest_time and self._latest.callbacks is not None:
-            self._latest.callbacks.append(callback)
-        else:
-            self.call_later(seconds, callback)
-
-    def go_on_each(self, seconds: Iterable[float]) -> list[float]:
-        """Set the clock forward by these times, one after another; return the time before the first, and the time after each."""
-        times = [*accumulate(seconds, initial=self._now)]
-        self._now = times[-1]
-        return times
-
-    def go_to(self, time: float) -> None:
-        """Set the clock forward."""
-        self._now = time
-
-    def go_on(self, seconds: float) -> float:
-        """Set the clock forward, as a timeout would; return the time between, which may differ from `seconds` by rounding."""
-        before = self._now
-        self._now = now = before + seconds
-        return now - before
-
-
 class _Engine:
     """State of one simulation: the process on each unit, waiting processes, and processes about to start."""
 
@@ -178,7 +125,7 @@ class _Engine:
         self.reading = cost.reading if cost.reads_take_time else None
         self.among = cost.slowdown_among if cost.units_share and not per_layer else None
         self.sharing: list[_Process] = []  # the processes that slow each other down
-        self.known: dict[_PassKey, _KnownPass] = {}
+        self.known: dict[PassKey, KnownPass] = {}
         self.tables: dict[tuple[Any, ...], list[float]] = {}  # of passes by position, where they depend on it
         self.env = SimulatedClock()
         self.plain = not per_layer and not record and self.among is None  # passes may be made at once
@@ -310,21 +257,21 @@ class _Engine:
 
     # --- passes ---
 
-    def known_pass(self, step: Forward) -> _KnownPass:
+    def known_pass(self, step: Forward) -> KnownPass:
         """Return what is known of passes of this kind, with the time of this one."""
-        key = _key(step)
+        key = key_of(step)
         known = self.known.get(key)
         if known is None:
-            self.known[key] = known = _KnownPass(self.cost, step)
+            self.known[key] = known = KnownPass(self.cost, step)
         if self.by_position:
             known.seconds = self.seconds_of(step, key)
         return known
 
-    def seconds_of(self, step: Forward, key: _PassKey) -> float:
+    def seconds_of(self, step: Forward, key: PassKey) -> float:
         """Time of a pass at its position, from a table of all positions if there can be one."""
         return self.table(step, key, position_of(step))[position_of(step)] if self.tabulated else self.cost.forward(step)
 
-    def table(self, step: Forward, key: _PassKey, last: int) -> list[float]:
+    def table(self, step: Forward, key: PassKey, last: int) -> list[float]:
         """Times of passes like this one at positions 0, 1, ..., at least up to `last`."""
         batch = step.batch
         more = key, step.joins, bool(step.tree), step.context_budget, None if batch is None else batch.heads
@@ -339,7 +286,7 @@ class _Engine:
         Then no process holds a unit, and none can stop this one.
         """
         known = self.known_pass(step)
-        self.add(known, self.env.go_on(known.seconds))
+        self.add_times(known, self.env.go_on(known.seconds))
         self.peak = self.peak or 1
         known.count(step)
 
@@ -357,14 +304,14 @@ class _Engine:
                 cache.write(word)
                 self.pass_alone(word)
         elif len(first.tokens) == 1:
-            known, times = self.alike(cache, first, rest + 1)
-            self.alone([known] * len(times), times)
+            known, times = self.count_alike(cache, first, rest + 1)
+            self.passes_alone([known] * len(times), times)
         else:
             cache.write(first)
             self.pass_alone(first)
             if rest:
-                known, times = self.alike(cache, next(_later_passes(first, tokens)), rest)
-                self.alone([known] * rest, times)
+                known, times = self.count_alike(cache, next(_later_passes(first, tokens)), rest)
+                self.passes_alone([known] * rest, times)
         return drafted
 
     def rounds_alone(self, cache: Cache, step: DraftRounds) -> Sequence[int] | None:
@@ -378,7 +325,7 @@ class _Engine:
         cache.write(verify)
         last = verify.at + step.tokens + step.length
         drafts, checks = _AlikePasses(self, first, last), _AlikePasses(self, verify, last, verified=True)
-        made: list[_KnownPass] = []
+        made: list[KnownPass] = []
         seconds: list[float] = []
         ends = []  # number of passes up to the end of each round
         at, read = verify.at, first.at  # positions of the last token, and of the first that the draft has not read
@@ -399,7 +346,7 @@ class _Engine:
             ends.append(len(made))
             at += accepted + 1
             read = min(read, at)
-        clock = self.alone(made, seconds)
+        clock = self.passes_alone(made, seconds)
         rejected, doubted, otherwise = step.kinds
         for end, (drafted, accepted, unsure) in zip(ends, rounds, strict=True):
             kind = rejected if accepted < drafted else doubted if unsure else otherwise
@@ -417,14 +364,14 @@ class _Engine:
             return None
         first, result, at = step.first, self.result, step.first.at
         tokens = tokens[: self.wanted - len(result.tokens)]
-        made: list[_KnownPass] = []
+        made: list[KnownPass] = []
         seconds: list[float] = []
         for span, alike in groupby(step.layers[: len(tokens)]):
             word = Forward(first.role, (0,), at + len(made), span, None, first.heads, first.unit) if made else first
-            known, times = self.alike(cache, word, len([*alike]))
+            known, times = self.count_alike(cache, word, len([*alike]))
             made += [known] * len(times)
             seconds += times
-        result.commits += zip(self.alone(made, seconds)[1:], repeat(step.kind), repeat(1))
+        result.commits += zip(self.passes_alone(made, seconds)[1:], repeat(step.kind), repeat(1))
         result.tokens += tokens
         self.done = len(result.tokens) >= self.wanted
         return tokens
@@ -447,15 +394,15 @@ class _Engine:
         others.count(first, count)
         end = start + others.seconds
         if end < own_end:
-            self.add(others, end - start, count)
-        self.add(own, own_end - start)
+            self.add_times(others, end - start, count)
+        self.add_times(own, own_end - start)
         if end >= own_end:
-            self.add(others, end - start, count)
+            self.add_times(others, end - start, count)
         self.env.go_to(max(own_end, end))
         self.peak = max(self.peak, count + 1)
         return meanwhile, _EndedPasses(first, tokens)
 
-    def add(self, known: _KnownPass, took: float, passes: int = 1) -> None:
+    def add_times(self, known: KnownPass, took: float, passes: int = 1) -> None:
         """Add the times of passes that took the same time, one by one, so that sums are rounded as those of separate passes."""
         made = took - known.overhead
         for _ in range(passes):
@@ -466,7 +413,7 @@ class _Engine:
                 self.draft_time += made
                 self.busy += took * self.draft_devices
 
-    def alike(self, cache: Cache, step: Forward, count: int) -> tuple[_KnownPass, Sequence[float]]:
+    def count_alike(self, cache: Cache, step: Forward, count: int) -> tuple[KnownPass, Sequence[float]]:
         """Count `count` passes over one token each, which differ in nothing but the position, and record their rows.
 
         Return what is known of them, and their times.
@@ -474,9 +421,9 @@ class _Engine:
         cache.write(step, count)
         known, at = self.known_pass(step), step.at
         known.count_several(1, count, count * at + count * (count - 1) // 2)
-        return known, self.table(step, _key(step), at + count)[at : at + count] if self.by_position else [known.seconds] * count
+        return known, self.table(step, key_of(step), at + count)[at : at + count] if self.by_position else [known.seconds] * count
 
-    def alone(self, made: Iterable[_KnownPass], seconds: Iterable[float]) -> list[float]:
+    def passes_alone(self, made: Iterable[KnownPass], seconds: Iterable[float]) -> list[float]:
         """Make passes that take these times as `pass_alone` does, but for counting them.
 
         Return the time before the first pass, and the times at which the passes end.
@@ -505,9 +452,9 @@ class _AlikePasses:
 
     def __init__(self, engine: _Engine, first: Forward, last: int, *, verified: bool = False) -> None:
         self.engine, self.first, self.last, self.verified = engine, first, last, verified
-        self.known: dict[int, tuple[_KnownPass, Sequence[float]]] = {}
+        self.known: dict[int, tuple[KnownPass, Sequence[float]]] = {}
 
-    def begun_at(self, width: int, at: int, count: int = 1) -> tuple[_KnownPass, Sequence[float]]:
+    def begun_at(self, width: int, at: int, count: int = 1) -> tuple[KnownPass, Sequence[float]]:
         """Count passes over `width` tokens from position `at` on; several begin one position after another.
 
         Return what is known of them, and their times by position.
@@ -517,15 +464,10 @@ class _AlikePasses:
             engine, heads = self.engine, width if self.verified else self.first.heads
             step = self.first._replace(tokens=(0,) * width, heads=heads)
             known = engine.known_pass(step)
-            times = engine.table(step, _key(step), self.last) if engine.by_position else [known.seconds] * (self.last + 1)
+            times = engine.table(step, key_of(step), self.last) if engine.by_position else [known.seconds] * (self.last + 1)
             self.known[width] = found = known, times
         found[0].count_several(width, count, count * at + count * (count - 1) // 2)
         return found
-
-
-def _key(step: Forward) -> _PassKey:
-    role, tokens, _, layers, _, heads, _, _, batch, compared, within_step, _ = step
-    return role, len(tokens), layers, heads, compared, None if batch is None else batch.widths, within_step
 
 
 def _later_passes(first: Forward, tokens: Sequence[int]) -> Iterator[Forward]:
@@ -533,45 +475,6 @@ def _later_passes(first: Forward, tokens: Sequence[int]) -> Iterator[Forward]:
     role, words, at, layers, _, heads, unit, _, _, _, within_step, budget = first
     for position, token in enumerate(tokens, at + len(words)):
         yield Forward(role, (token,), position, layers, None, heads, unit, (), None, 0, within_step, budget)
-
-
-_PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None, bool]
-"""Everything but the position that the time of a pass and its overhead depend on: fields of its `Kind`, tokens per sequence of its
-batch, and whether it is part of another pass's engine step. A plain tuple for speed, since one is made per pass."""
-
-
-class _KnownPass:
-    """What passes of one kind have in common, and counts of them as in an account: passes, positions attended to and read."""
-
-    __slots__ = ("attended", "is_target", "layer_times", "overhead", "passes", "read", "seconds")
-
-    def __init__(self, cost: StepCosts, step: Forward) -> None:
-        self.is_target = step.role == "target"
-        self.seconds = cost.forward(step) if cost.uniform else 0.0
-        """Time of a pass; where it depends on the position, that of the latest one."""
-        self.overhead = cost.overhead_of(step) if cost.steps_take_time else 0.0
-        """Overhead of the engine's step in the time of a pass."""
-        self.layer_times: list[float] | None = None
-        self.passes = self.attended = self.read = 0
-
-    def count(self, step: Forward, passes: int = 1) -> None:
-        """Count passes that are alike, as `Account.add` does."""
-        self.passes += passes
-        _, tokens, at, _, _, _, _, tree, batch, _, _, budget = step
-        if tree or batch is not None or budget is not None:
-            attended, read = context_of(step)
-            self.attended += passes * attended
-            self.read += passes * read
-        else:  # as `context_of`, inlined for speed
-            width = len(tokens)
-            self.attended += passes * (at * width + width * (width + 1) // 2)
-            self.read += passes * (at + width)
-
-    def count_several(self, width: int, passes: int, positions: int) -> None:
-        """Count passes over `width` tokens of one sequence each, given the sum of the positions at which they begin."""
-        self.passes += passes
-        self.attended += positions * width + passes * (width * (width + 1) // 2)
-        self.read += positions + passes * width
 
 
 class _Reading(NamedTuple):
@@ -597,7 +500,7 @@ class _Process:
     # Set at the start, and with every pass or dispatch (for a dispatch `step` is the sub-processes sent out).
     cache: Cache
     step: Forward | _Reading | Sequence[_Process] = ()
-    known: _KnownPass
+    known: KnownPass
     seconds: float
     since: float
     layer_times: list[float]

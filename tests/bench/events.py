@@ -13,6 +13,7 @@ from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import World
 from model.methods.ppd import algorithm as ppd
 from sim.engine import events
+from sim.engine.simulated_clock import SimulatedClock
 from tests.bench.measure import Benchmark, rate
 
 LAYERS, EXIT_LAYER, CANDIDATES, MATCH_RATE = 40, 20, 3, 0.6837
@@ -91,7 +92,7 @@ def counted(do: Callable[[], object]) -> int:
     """Number of SimPy events of any kind in our simulator."""
     steps = 0
 
-    class Counting(events.SimulatedClock):
+    class Counting(SimulatedClock):
         def step(self) -> None:
             nonlocal steps
             steps += 1

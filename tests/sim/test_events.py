@@ -18,7 +18,8 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters
 from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Steps, Stop
 from sim.engine.cluster import LINKS, STOPS
-from sim.engine.events import Cluster, Run, SimulatedClock, simulate
+from sim.engine.events import Cluster, Run, simulate
+from sim.engine.simulated_clock import SimulatedClock
 
 Log = list[tuple[int, float, float, str, int, int, int, str]]
 

@@ -46,9 +46,10 @@ from model.steps import (
     Stop,
     declining,
 )
-from sim.engine import events
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
+from sim.engine.simulated_clock import SimulatedClock
+from tests.support.comparisons import observed
 from tests.support.position_costs import growing
 from tests.support.tiers import examples
 
@@ -64,6 +65,20 @@ class SlowReads(UnitCost):
 
     def reading(self, step: Read) -> float:
         return 0.25
+
+
+class Other(World):
+    """Answers of another rule."""
+
+    def read(self, step: Read) -> Any:
+        return 0
+
+
+class OtherLossy(Lossy):
+    """The same for methods whose output may differ from the target's."""
+
+    def read(self, step: Read) -> Any:
+        return 0
 
 
 COSTS: dict[str, StepCosts] = {
@@ -194,14 +209,6 @@ def test_rounds_of_a_small_model_answer_as_their_reads_do(draws: list[int], leng
 def test_other_rounds_are_declined() -> None:
     """Those of wrong tokens, other models, budgets, batches or early layers, with thresholds, or with answers of another rule."""
 
-    class Other(World):
-        def read(self, step: Read) -> Any:
-            return 0
-
-    class OtherLossy(Lossy):
-        def read(self, step: Read) -> Any:
-            return 0
-
     first, verify = Forward("draft", (2, 3), 2, LayerSpan(0, 1), heads=1), Forward("target", (3,), 3, WHOLE, heads=1)
     step = DraftRounds(first, verify, 2, 5, True, ("", "", ""))
     outcomes = {"draft": DraftOutcomes("target", [1] * 9), "other": DraftOutcomes("draft", [1] * 9)}
@@ -268,14 +275,6 @@ def test_tokens_with_other_processes_and_before_further_passes(others: bool, tok
 
 def test_next_tokens_are_those_of_reads() -> None:
     """Where reads answer otherwise (early layers, wrong tokens, budgets, other rules) nothing is answered together."""
-
-    class Other(World):
-        def read(self, step: Read) -> Any:
-            return 0
-
-    class OtherLossy(Lossy):
-        def read(self, step: Read) -> Any:
-            return 0
 
     whole = Forward("target", (4,), 4, WHOLE, heads=1)
     step, gaps = NextTokens(whole, (WHOLE,) * 3, "token"), LayerSpan(0, LAYERS, ((1, 3),))
@@ -476,18 +475,12 @@ def alike_passes() -> Steps:
 
 def test_times_from_tables_are_those_of_each_pass() -> None:
     cost, seen = EveryField(), []
-    with mock.patch.object(events.SimulatedClock, "go_on", lambda clock, seconds: seen.append(seconds) or seconds):
+    with mock.patch.object(SimulatedClock, "go_on", lambda clock, seconds: seen.append(seconds) or seconds):
         simulate(alike_passes(), 1, Cluster(1), cost, World(1, LAYERS))
     passes: list[Forward] = []
 
-    def recorded() -> Steps:
-        steps, answer = alike_passes(), None
-        while True:
-            step = steps.send(answer)
-            passes.extend([step] if isinstance(step, Forward) else [])
-            answer = yield step
-
-    simulate(recorded(), 1, Cluster(1), cost, World(1, LAYERS))
+    steps = observed(alike_passes(), lambda step: passes.extend([step] if isinstance(step, Forward) else []))
+    simulate(steps, 1, Cluster(1), cost, World(1, LAYERS))
     assert seen == [cost.forward(step) for step in passes]
     assert len({*seen}) == len(seen) - 1  # both numbered sequences are alike
 
@@ -587,10 +580,6 @@ def test_reads_together_answer_as_one_by_one(right: list[bool], at: int) -> None
 
 
 def test_other_answers_decline() -> None:
-    class Other(World):
-        def read(self, step: Read) -> Any:
-            return super().read(step)
-
     first = Forward("draft", (0,), 0, LayerSpan(0, 1), heads=1)
     whole = Forward("target", (0,), 0, LayerSpan(0, LAYERS), heads=1)
     outcomes = {"draft": DraftOutcomes("target", [1])}

@@ -23,7 +23,7 @@ from model.methods.skipdecode import paths as skip_paths
 from model.methods.skipdecode import theory as skipping
 from model.methods.speculative import theory as speculative
 from model.steps import Forward, LayerSpan, Steps
-from sim.engine import events
+from sim.engine import known_passes
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
 from tests.support.theorem_checks import (
@@ -219,7 +219,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("skipdecode 28b", "last column forgotten", with_fault(last_column_forgotten, batching.StaticBatching, "columns")),
     ("skipdecode 28c", "each sequence alone", with_fault(each_sequence_alone, batching.StaticBatching, "batches")),
     ("skipdecode 28n", "counted once", with_fault(
-        lambda right, passes, width, _, positions: right(passes, width, 1, positions), events._KnownPass, "count_several",
+        lambda right, passes, width, _, positions: right(passes, width, 1, positions), known_passes.KnownPass, "count_several",
     )),
     ("skipdecode 30a", "rising", with_fault(lambda right, *args, **how: right(*args, **how)[::-1], skipping, "exit_layers")),
     ("skipdecode 30a", "now first, now last layers", with_fault(now_first_now_last, skipdecode, "skipped")),
