@@ -229,7 +229,7 @@ def _several(
 
 
 def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]]:
-    """Axes of a number of the costs or of tokens, and of rates of the outcomes (kind and key), by their place in the grid's shape."""
+    """Axes of tokens or a number of the costs, and of rates of the outcomes (kind and key), by their place in the grid's shape."""
     costs, rates = {}, {}
     for place, axis in enumerate(grid.axes, start=1):
         section, *path = axis.path.split(".")
