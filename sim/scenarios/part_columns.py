@@ -110,18 +110,28 @@ class CaseGroup:
             return self.tokens
         return None if self.costs is None else self.costs.numbers.get(name)
 
+    def of_length(self, tokens: int) -> Case:
+        """The first case, with this number of tokens."""
+        if self.tokens is None:
+            return self.first
+        if tokens not in self._of_length:
+            self._of_length[tokens] = self.first.with_tokens(tokens)
+        return self._of_length[tokens]
+
+    def lengths(self, places: Index) -> tuple[list[int], Index]:
+        """Distinct numbers of tokens of these cases, and the index of each case's."""
+        if self.tokens is None:
+            return [self.first.settings.tokens], np.zeros(places.size, dtype=np.intp)
+        distinct, which = np.unique(self.tokens[places], return_inverse=True)
+        return distinct.tolist(), which
+
     def by_length(self, places: Index) -> Iterator[tuple[Case, Any]]:
         """For each number of tokens of these cases a case, the first one's but for tokens, and where they are in `places`."""
-        if self.tokens is None:
-            yield self.first, slice(None)
-            return
-        lengths, which = np.unique(self.tokens[places], return_inverse=True)
+        distinct, which = self.lengths(places)
         order = np.argsort(which, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
-        for tokens, part in zip(lengths.tolist(), parts, strict=True):
-            if tokens not in self._of_length:
-                self._of_length[tokens] = self.first.with_tokens(tokens)
-            yield self._of_length[tokens], part
+        bounds = np.searchsorted(which[order], np.arange(len(distinct) + 1)).tolist()
+        for tokens, start, stop in zip(distinct, bounds[:-1], bounds[1:], strict=True):
+            yield self.of_length(tokens), order[start:stop]
 
     def costs_of(self, which: str) -> Sequence[StepCosts]:
         """Costs of the cases; `which` is that of `Case.cost_at`."""

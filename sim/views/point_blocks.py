@@ -73,11 +73,12 @@ class PointBlock:
         known: dict[tuple[int, int], float] = {}
         found = np.empty(used.size)
         for group, part, places in self.segments:
-            for case, mine in group.by_length(places):
-                key = id(case.parameters), case.settings.tokens
+            lengths, which = group.lengths(places)
+            keys = [(id(group.first.parameters), tokens) for tokens in lengths]
+            for key in keys:
                 if key not in known:
-                    known[key] = value(case)
-                found[part][mine] = known[key]
+                    known[key] = value(group.of_length(key[1]))
+            found[part] = np.array([known[key] for key in keys])[which]
         return found[index]
 
     def case(self, point: int) -> Case:
