@@ -42,6 +42,14 @@ GRIDS = {
         1e5, {"name": "speculative", "layers": 40, "draft_length": 4}, ACCEPT, {"cost_ratio": 0.1},
         {**DRAFTED, "cost.cost_ratio": RATIOS},
     ),
+    "lengths": FormulaGrid(
+        1e5, {"name": "speculative", "layers": 40, "draft_length": 4}, ACCEPT, {"cost_ratio": 0.1},
+        {**DRAFTED, "scenario.tokens": [64, 128, 256, 512, 1024], "cost.cost_ratio": _steps(0.02, 0.5, 20)},
+    ),
+    "lengths-alone": FormulaGrid(
+        1e5, {"name": "speculative", "layers": 40, "draft_length": 4}, ACCEPT, {"cost_ratio": 0.1},
+        {"scenario.tokens": _steps(64, 5063, 5000)},
+    ),
     "ppd": FormulaGrid(
         1e5, {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}, {"kind": "iid", "match_rate": 0.7}, {},
         {"outcomes.match_rate": MANY_RATES, "method.exit_layer": [*range(20, 40)], "method.candidates": [*range(1, 9)]},
@@ -134,7 +142,7 @@ def points_per_second(tables: Tables) -> float:
 
 
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
-    """One grid for each kind of closed form, and long single axes on a profile; 128 tokens."""
+    """One grid for each kind of closed form, and long single axes of tokens and on a profile; else 128 tokens."""
 
     def of(name: str, target: float) -> Benchmark:
         tables = scenario(name, tiny=tiny)

@@ -191,6 +191,9 @@ def _steps(parameters: Parameters, tokens: int, *, separately: bool) -> tuple[In
 @lru_cache(maxsize=8)
 def _steps_of(batches: tuple[tuple[int, ...], ...], separately: bool) -> tuple[Integers, Integers, Integers]:
     positions, widths = columns_of(batches)
+    if len(batches) == 1 == len(batches[0]):  # one sequence: every position once
+        one = np.ones_like(positions)
+        return (positions, one, one) if separately else (positions[:1], one[:1], np.array([positions.size]))
     (positions, widths), counts = np.unique([positions * separately, widths], axis=1, return_counts=True)
     return positions, widths, counts
 
