@@ -110,14 +110,6 @@ class CaseGroup:
             return self.tokens
         return None if self.costs is None else self.costs.numbers.get(name)
 
-    def of_length(self, tokens: int) -> Case:
-        """The first case, with this number of tokens."""
-        if self.tokens is None:
-            return self.first
-        if tokens not in self._of_length:
-            self._of_length[tokens] = self.first.with_tokens(tokens)
-        return self._of_length[tokens]
-
     def lengths(self, places: Index) -> tuple[list[int], Index]:
         """Distinct numbers of tokens of these cases, and the index of each case's."""
         if self.tokens is None:
@@ -131,7 +123,9 @@ class CaseGroup:
         order = np.argsort(which, kind="stable")
         bounds = np.searchsorted(which[order], np.arange(len(distinct) + 1)).tolist()
         for tokens, start, stop in zip(distinct, bounds[:-1], bounds[1:], strict=True):
-            yield self.of_length(tokens), order[start:stop]
+            if self.tokens is not None and tokens not in self._of_length:
+                self._of_length[tokens] = self.first.with_tokens(tokens)
+            yield self._of_length.get(tokens, self.first), order[start:stop]
 
     def costs_of(self, which: str) -> Sequence[StepCosts]:
         """Costs of the cases; `which` is that of `Case.cost_at`."""

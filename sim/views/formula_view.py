@@ -21,6 +21,7 @@ from model.costs.many_costs import Varied
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, flops_and_bytes
 from model.methods import registry
+from model.methods.method_parameters import MethodParameters
 from model.methods.prediction import ChoiceGroup, GroupedChoices, Prediction, PredictionPoints, by_outcome
 from model.steps import CacheError
 from sim.scenarios.cases import Case
@@ -181,17 +182,25 @@ def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
 # --- Estimates ----------------------------------------------------------------------------------------------------------
 
 
+def _steps(parameters: MethodParameters, tokens: int) -> int:
+    return parameters.plain_steps(tokens)
+
+
+def _concurrent(parameters: MethodParameters, tokens: int) -> int:
+    return parameters.concurrent_sequences
+
+
 def estimates(points: PointBlock) -> pl.DataFrame:
     """Estimates by the theory for points of one method."""
     method = registry.method(points.choices[points.choice[0]].method)
-    tensor_parallel, steps = points.facts.tensor_parallel, points.of_decodings(lambda case: case.steps)
+    tensor_parallel, steps = points.facts.tensor_parallel, points.of_decodings(_steps)
     prediction, passes, (low, high) = _with_passes(method, points, tensor_parallel, bounded := _bounded(points))
     found: dict[str, Floats] = metrics.of_prediction(prediction, steps, tensor_parallel)
     if bounded.size:
         one, other = (metrics.of_prediction(each, steps[bounded], tensor_parallel[bounded]) for each in (low, high))
         found |= _between(one, other, bounded, points.number.size)
     if prediction.rounds is not None:
-        outputs = points.of_decodings(lambda case: case.outputs)
+        outputs = points.of_decodings(lambda parameters, tokens: parameters.total_tokens(tokens))
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
     found["latency_sd_layers"] = np.sqrt(np.asarray(prediction.latency_variance, dtype=np.float64))
     found["reserved_units"] = points.facts.reserved_devices
@@ -201,7 +210,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         more.append(_each(points, found, over_one_device))
     if prediction.rounds is None:
         more.append(_operations(method, points, found["compute_per_token"]))
-    elif method.straggler_loss is not None and (points.of_decodings(lambda case: case.parameters.concurrent_sequences) > 1).any():
+    elif method.straggler_loss is not None and (points.of_decodings(_concurrent) > 1).any():
         losses = _straggler_losses(points, np.asarray(prediction.rounds), found["latency_layers"])
         more.append(pl.DataFrame({"straggler_loss": pl.Series(losses, nan_to_null=True)}))
         loss = np.nan_to_num(losses)
@@ -303,7 +312,7 @@ def _with_passes(
 
 def _time_parts(points: PointBlock, latency: Floats, passes: tuple[Floats, Floats], loss: Floats) -> pl.DataFrame:
     """Parts of the time per token; nan where they are not defined."""
-    steps = points.of_decodings(lambda case: case.steps)
+    steps = points.of_decodings(_steps)
     return pl.DataFrame(time_breakdown.per_token(time_breakdown.of_passes(latency, *passes), latency, steps, loss)).with_columns(
         pl.when(pl.Series(np.isfinite(passes[0]))).then(pl.col(name)).alias(name) for name in metrics.TIME_PARTS
     )
@@ -403,7 +412,7 @@ def _work_columns(method: registry.Method, points: PointBlock) -> pl.DataFrame:
 
 def _operations(method: registry.Method, points: PointBlock, compute_per_token: Floats) -> pl.DataFrame:
     """Column of `operations_of`; no column where no point has a value."""
-    counted = points.of_decodings(lambda case: case.parameters.counts_layers) > 0
+    counted = points.of_decodings(lambda parameters, _: parameters.counts_layers) > 0
     known = points.facts.busy_counts_operations > 0
     column = pl.DataFrame({"operations_per_token": np.broadcast_to(compute_per_token, known.shape)})
     column = column.select(pl.when(pl.Series(known & ~counted)).then(pl.all()))

@@ -67,17 +67,17 @@ class PointBlock:
         """Groups of the used choices; see `PartColumn.segments`."""
         return [*self.choices.segments(self.used_choices[0])]
 
-    def of_decodings(self, value: Callable[[Case], float]) -> Floats:
-        """Evaluate a function of parameters and tokens for each point, once for choices that share these objects."""
+    def of_decodings(self, value: Callable[[MethodParameters, int], float]) -> Floats:
+        """Evaluate a function of parameters and tokens for each point, once for choices that share these."""
         used, index = self.used_choices
         known: dict[tuple[int, int], float] = {}
         found = np.empty(used.size)
         for group, part, places in self.segments:
-            lengths, which = group.lengths(places)
-            keys = [(id(group.first.parameters), tokens) for tokens in lengths]
+            parameters, (lengths, which) = group.first.parameters, group.lengths(places)
+            keys = [(id(parameters), tokens) for tokens in lengths]
             for key in keys:
                 if key not in known:
-                    known[key] = value(group.of_length(key[1]))
+                    known[key] = value(parameters, key[1])
             found[part] = np.array([known[key] for key in keys])[which]
         return found[index]
 
