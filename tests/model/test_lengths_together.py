@@ -54,6 +54,10 @@ CASES = {
         [*RANKS, RankRates([[[0.6, 0.2]] * 2, [[0.3, 0.1]] * 2], [0.5, 0.5], by_sequence=True)],
     ),
     "ngram": Decodings("ngram", {"draft_length": 3}, [Lookups.of_rates(0.4, rate, 3) for rate in (0.0, 0.6)]),
+    "ngram, kept full": Decodings("ngram", {"draft_length": 5, "sequences": 3}, [Lookups.of_rates(0.4, 0.6, 5)]),
+    "ngram, in stretches": Decodings(
+        "ngram", {"draft_length": 4}, [Lookups.of_rates(rates, 0.6, 4) for rates in ((0.2, 0.7), (0.4, 0.4))],
+    ),
     "ppd": Decodings("ppd", {"exit_layer": 5, "candidates": 2}, RATES),
     "skipdecode": Decodings("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 3, "sequence_length": 50}, [None]),
     "skipdecode, decaying prompt": Decodings(

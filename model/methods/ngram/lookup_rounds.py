@@ -104,6 +104,63 @@ class Visits(NamedTuple):
     """Mean time until then, times that probability, of the same shape."""
 
 
+class _RoundOutcomes(NamedTuple):
+    """Outcomes of a round under several laws, by its kind: the tokens that its lookup finds."""
+
+    alike: bool
+    """The outcome of the round before has no effect; else it has accepted tokens or none."""
+    longest: int
+    """Largest number of accepted tokens."""
+    share: Floats
+    """Probability of each kind, shape (kinds, outcomes before, laws)."""
+    ends: tuple[Floats, ...]
+    """For each kind, probabilities that 0, 1, ... tokens are accepted; shape (outcomes before, accepted + 1, laws)."""
+
+    @staticmethod
+    def of(found: Integers, laws: Sequence[Lookups]) -> _RoundOutcomes:
+        """Those of laws with the same outcomes, of lookups that find these numbers of tokens."""
+        alike = all(law.alike for law in laws)
+        drafted, accepted, _ = laws[0].cells
+        longest, before = int(accepted.max()), 1 if alike else 2
+        cells = np.array([law.cells.chance[:before] for law in laws]).transpose(1, 2, 0)  # (outcome before, outcomes, laws)
+        chance = np.zeros((found.size, before, longest + 1, len(laws)))
+        for kind, count in enumerate(found.tolist()):
+            here = drafted == count
+            chance[kind][:, accepted[here]] = cells[:, here]
+        ends = [each[:, : min(longest, count) + 1] for each, count in zip(chance, found.tolist(), strict=True)]
+        return _RoundOutcomes(alike, longest, chance.sum(axis=2), tuple(ends))
+
+    @property
+    def before(self) -> int:
+        """Number of outcomes of the round before that differ."""
+        return 1 if self.alike else 2
+
+    def at(self, which: NDArray[np.intp]) -> _RoundOutcomes:
+        """A selection of the laws."""
+        return self._replace(share=self.share[..., which], ends=tuple([each[..., which] for each in self.ends]))
+
+    def beginning(self, tokens: int) -> Floats:
+        """State of decodings at their first position: probability and time until then, by outcome before, position and law."""
+        state = np.zeros((2, self.before, tokens + self.longest + 1, self.share.shape[-1]))
+        state[0, 0, 0] = 1.0
+        return state
+
+    def add(self, state: Floats, start: int, times: Floats, mass: Floats, first: Floats) -> None:
+        """Add rounds from a position, which take these times by kind and law, to the `Visits` and to the state behind it.
+
+        More accepted tokens than remain end the decoding, too.
+        """
+        reached, until = state[:, :, start]
+        following = state[:, :, start + 1 : start + 2 + self.longest]
+        mass += (self.share * reached).sum(axis=1)
+        first += (self.share * until).sum(axis=1)
+        for end, time in zip(self.ends, times, strict=True):
+            for after, values in zip(following, (reached, until + reached * time), strict=True):
+                spent = (end * values[:, None]).sum(axis=0) if self.before > 1 else end[0] * values[0]
+                after[0, : len(spent) if self.alike else 1] += spent[: len(spent) if self.alike else 1]
+                after[self.before - 1, 1 : 1 if self.alike else len(spent)] += spent[1 : 1 if self.alike else len(spent)]
+
+
 def visits(rounds: LookupRounds, laws: Sequence[Lookups], times: Floats) -> Visits:
     """Rounds that start at each position, by a forward recursion, under laws with the same outcomes.
 
@@ -113,32 +170,59 @@ def visits(rounds: LookupRounds, laws: Sequence[Lookups], times: Floats) -> Visi
     >>> visits(rounds_of(3, law, by_position=True), [law], np.ones((3, 2, 1))).mass.sum(axis=(1, 2)).tolist()
     [1.0, 0.5, 0.25]
     """
-    alike = all(law.alike for law in laws)  # the outcome of the round before has no effect
-    drafted, accepted, _ = laws[0].cells
-    tokens, longest, before = rounds.row.size, int(accepted.max()), 1 if alike else 2
-    cells = np.array([law.cells.chance[:before] for law in laws]).transpose(1, 2, 0)  # (outcome before, outcomes, laws)
-    # By kind: outcomes with 0, 1, ... accepted tokens. More than what remains end the decoding, too.
-    chance = np.zeros((rounds.found.size, before, longest + 1, len(laws)))
-    for kind, count in enumerate(rounds.found.tolist()):
-        here = drafted == count
-        chance[kind][:, accepted[here]] = cells[:, here]
-    share = chance.sum(axis=2)
-    ends = [each[:, : min(longest, count) + 1] for each, count in zip(chance, rounds.found.tolist(), strict=True)]
+    outcomes = _RoundOutcomes.of(rounds.found, laws)
+    state = outcomes.beginning(rounds.row.size)
     mass, first = np.zeros((2, *rounds.drafted.shape, len(laws)))
-    # Probability and time, by outcome of the round before and position.
-    ahead = np.zeros((2, before, tokens + longest + 1, len(laws)))
-    ahead[0, 0, 0] = 1.0
     for start, row in enumerate(rounds.row.tolist()):
-        reached, until = ahead[:, :, start]
-        following = ahead[:, :, start + 1 : start + 2 + longest]
-        mass[row] += (share * reached).sum(axis=1)
-        first[row] += (share * until).sum(axis=1)
-        for end, time in zip(ends, times[row], strict=True):
-            for after, values in zip(following, (reached, until + reached * time), strict=True):
-                spent = (end * values[:, None]).sum(axis=0) if before > 1 else end[0] * values[0]
-                after[0, : len(spent) if alike else 1] += spent[: len(spent) if alike else 1]
-                after[before - 1, 1 : 1 if alike else len(spent)] += spent[1 : 1 if alike else len(spent)]
+        outcomes.add(state, start, times[row], mass[row], first[row])
     return Visits(mass, first)
+
+
+def visits_of_lengths(
+    lengths: Integers, laws: Sequence[Lookups], times: Floats, which: NDArray[np.intp], *, cut: bool
+) -> tuple[Visits, Integers]:  # fmt: skip
+    """Rounds of decodings of each length, with the laws and times of `which`, and the tokens that they draft, by row and kind.
+
+    Whole rounds are in the first row: they are counted once to the longest decoding. The others have at most as many positions as
+    tokens that a lookup finds, one row each.
+
+    Parameters
+    ----------
+    lengths, which
+        Tokens, and the index of laws and times, of each decoding; shape (decodings,).
+    laws, times
+        Distinct pairs of laws and of times of a round, by drafted tokens 0, 1, ...; the latter of shape (tokens + 1, pairs).
+
+    >>> law, one = Lookups.of_rates(0.5, 1.0, 2), np.zeros(2, dtype=np.intp)
+    >>> found, drafted = visits_of_lengths(np.array([3, 1]), [law], np.ones((3, 1)), one, cut=True)
+    >>> found.mass.sum(axis=(0, 1)).tolist(), drafted.tolist()
+    ([1.75, 1.0], [[0, 2], [0, 1], [0, 0]])
+    """
+    kinds = np.unique(laws[0].cells.drafted)
+    most = int(kinds[-1])
+    outcomes, longest = _RoundOutcomes.of(kinds, laws), int(lengths.max())
+    begins = np.maximum(lengths - most, 0)
+    state = outcomes.beginning(longest)
+    mass, first = np.zeros((2, most + 1, kinds.size, lengths.size))
+    last = np.zeros((2, outcomes.before, most + outcomes.longest + 1, lengths.size))
+    here, until = np.zeros((2, kinds.size, len(laws)))
+    at, order = 0, np.argsort(begins, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(begins[order])) + 1):
+        begin = int(begins[own[0]])
+        for start in range(at, begin):
+            outcomes.add(state, start, times[kinds], here, until)
+        at, pair = begin, which[own]
+        mass[0][:, own], first[0][:, own] = here[:, pair], until[:, pair]
+        window = state[:, :, begin : begin + outcomes.longest + 1, pair]
+        skipped = most - np.minimum(lengths[own], most)  # so that all end with the same row
+        for shift in np.unique(skipped).tolist():
+            mine = skipped == shift
+            last[:, :, shift : shift + window.shape[2], own[mine]] = window[..., mine]
+    outcomes = outcomes.at(which)
+    drafted = np.minimum(kinds, np.arange(most, -1, -1)[:, None]) if cut else np.repeat(kinds[None], most + 1, axis=0)
+    for row in range(1, most + 1):
+        outcomes.add(last, row - 1, times[drafted[row]][:, which], mass[row], first[row])
+    return Visits(mass, first), drafted
 
 
 _CELLS = 1_000_000
@@ -146,25 +230,38 @@ _CELLS = 1_000_000
 
 
 def moments_of_pairs(
-    tokens: int, laws: Sequence[LookupLaw], prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp], *, cut: bool = True
-) -> Moments:
+    tokens: int, laws: Sequence[LookupLaw], prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp],
+    *, cut: bool = True, lengths: Integers | None = None,
+) -> Moments:  # fmt: skip
     """Moments of `walk` for pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
 
-    Over records these are the moments of equally likely ones.
+    Over records these are the moments of equally likely ones. `lengths` are the tokens of each pair, in place of `tokens`, if
+    prices do not depend on the position.
     """
     found = np.empty((len(Moments._fields), law.size))
+    every = np.broadcast_to(np.asarray(tokens if lengths is None else lengths), law.size)
     groups: dict[tuple[bytes, bytes], dict[int, Lookups]] = {}
     for number, each in enumerate(laws):
         if isinstance(each, Lookups):
             groups.setdefault((each.cells.drafted.tobytes(), each.cells.accepted.tobytes()), {})[number] = each
             continue
         for index in np.flatnonzero(law == number).tolist():
-            found[:, index] = _of_records(tokens, each, prices.of(int(price[index])), cut=cut)
+            found[:, index] = _of_records(int(every[index]), each, prices.of(int(price[index])), cut=cut)
+    size = max(_CELLS // tokens, 1)
     for known in groups.values():
         own = np.flatnonzero(np.isin(law, [*known]))
-        for at in range(0, own.size, size := max(_CELLS // tokens, 1)):
-            part = own[at : at + size]
-            found[:, part] = _of_lookups(tokens, [known[number] for number in law[part].tolist()], prices, price[part], cut=cut)
+        if lengths is None:
+            for at in range(0, own.size, size):
+                part = own[at : at + size]
+                of = [known[number] for number in law[part].tolist()]
+                found[:, part] = _of_lookups(tokens, of, prices, price[part], cut=cut)
+            continue
+        key, which = np.unique(law[own] * len(prices.time) + price[own], return_inverse=True)
+        for at in range(0, key.size, size):
+            mine = np.flatnonzero((which >= at) & (which < at + size))
+            part, of = own[mine], [known[number] for number in (key[at : at + size] // len(prices.time)).tolist()]
+            time = prices.time[key[at : at + size] % len(prices.time)]
+            found[:, part] = _of_lengths(lengths[part], of, time, which[mine] - at, prices.operations[price[part]], cut=cut)
     return Moments(*found)
 
 
@@ -173,11 +270,24 @@ def _of_lookups(tokens: int, laws: Sequence[Lookups], prices: RoundPrices, price
     rounds = rounds_of(tokens, laws[0], cut=cut, by_position=not prices.uniform)
     time = prices.time[:, rounds.drafted] if prices.uniform else prices.time[:, 0, rounds.row[:, None], rounds.drafted]
     spent = np.ascontiguousarray(np.moveaxis(time[price], 0, -1))  # (rows, kinds, pairs)
-    mass, first = visits(rounds, laws, spent)
+    return _summed(visits(rounds, laws, spent), spent, rounds.drafted, prices.operations[price])
+
+
+def _of_lengths(
+    lengths: Integers, laws: Sequence[Lookups], times: Floats, which: NDArray[np.intp], operations: Floats, *, cut: bool
+) -> Floats:
+    """Rows of `Moments` of decodings, whose laws and times (shape (pairs, tokens + 1)) are those at `which`."""
+    found, drafted = visits_of_lengths(lengths, laws, np.ascontiguousarray(times.T), which, cut=cut)
+    return _summed(found, np.moveaxis(times[:, drafted][which], 0, -1), drafted, operations)
+
+
+def _summed(found: Visits, spent: Floats, drafted: Integers, operations: Floats) -> Floats:
+    """Rows of `Moments` from visits and their times, by row, kind and pair; `operations` are by pair and drafted tokens."""
+    mass, first = found
     mean, square = (mass * spent).sum(axis=(0, 1)), (spent * (2 * first + spent * mass)).sum(axis=(0, 1))
-    worked = np.einsum("rkp,prk->p", mass, prices.operations[:, rounds.drafted][price])
-    drafted = np.einsum("rkp,rk->p", mass, rounds.drafted)
-    return np.stack([mean, np.maximum(square - mean**2, 0.0), mean, worked, mass.sum(axis=(0, 1)), drafted])
+    worked = np.einsum("rkp,prk->p", mass, operations[:, drafted])
+    number = np.einsum("rkp,rk->p", mass, drafted)
+    return np.stack([mean, np.maximum(square - mean**2, 0.0), mean, worked, mass.sum(axis=(0, 1)), number])
 
 
 def _of_records(tokens: int, law: LookupLaw, prices: RoundPrices, *, cut: bool) -> Moments:

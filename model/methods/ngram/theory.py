@@ -68,14 +68,16 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: LookupLaw, cost: Ste
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, which are computed together for all laws and costs."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * (parameters.draft_length + 1))
+    of_each = lambda parameters: 2 * (parameters.draft_length + 1)  # noqa: E731
+    return predict_by_decoding(_predict_together, points, of_each, lengths_together=True)
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
     """Prediction at points that share parameters and tokens."""
     parameters, tokens = points.parameters, points.tokens
     prices = round_prices(parameters, points.cost, tokens=tokens)
-    found = lookup_rounds.moments_of_pairs(tokens, points.laws, prices, points.law, points.price, cut=parameters.cut)
+    pairs = points.laws, prices, points.law, points.price
+    found = lookup_rounds.moments_of_pairs(tokens, *pairs, cut=parameters.cut, lengths=points.lengths)
     return prediction_of(points, found, units_alike(prices))
 
 
