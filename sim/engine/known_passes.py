@@ -44,8 +44,11 @@ class KnownPass:
             self.attended += passes * (at * width + width * (width + 1) // 2)
             self.read += passes * (at + width)
 
-    def count_several(self, width: int, passes: int, positions: int) -> None:
-        """Count passes over `width` tokens of one sequence each, given the sum of the positions at which they begin."""
+    def count_several(self, width: int, passes: int, positions: int, *, tree: bool = False) -> None:
+        """Count passes over `width` tokens of one sequence each, given the sum of the positions at which they begin.
+
+        The tokens follow one another, or with `tree` all follow the same one.
+        """
         self.passes += passes
-        self.attended += positions * width + passes * (width * (width + 1) // 2)
+        self.attended += positions * width + passes * (width if tree else width * (width + 1) // 2)
         self.read += positions + passes * width
