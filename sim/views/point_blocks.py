@@ -232,7 +232,7 @@ def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]
         section, *path = axis.path.split(".")
         if section == "cost" and len(path) == 1 and path[0] in (*cases.VARIED, *hardware_axes.VARIED) and axis.numeric:
             costs[place] = path[0]
-        elif section == "outcomes" and len(path) <= 2 and path[-1] in outcomes_section.RATES and (axis.numeric or axis.listed):
+        elif section == "outcomes" and len(path) <= 2 and (axis.numeric or axis.listed) and path[-1] in outcomes_section.rates():
             rates[place] = ("" if len(path) == 1 else path[0], path[-1])
     return costs, rates
 
