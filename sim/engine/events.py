@@ -264,7 +264,7 @@ class _Engine:
         key = key_of(step)
         known = self.known.get(key)
         if known is None:
-            self.known[key] = known = KnownPass(self.cost, step)
+            self.known[key] = known = KnownPass(self.cost, step, key)
         if self.by_position:
             known.seconds = self.seconds_of(step, key)
         return known

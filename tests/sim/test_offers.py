@@ -483,6 +483,25 @@ def test_times_from_tables_are_those_of_each_pass() -> None:
     assert len({*seen}) == len(seen) - 1  # both numbered sequences are alike
 
 
+@pytest.mark.parametrize("case", CHOICES)
+def test_times_that_decodings_share_are_those_of_their_own_costs(case: str) -> None:
+    """Whatever was simulated before, with these or other costs, or with a copy of them without overheads."""
+    draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
+    options: list[dict[str, Any]] = [{}, {"final_head": 0.25}, {"verify_cost": ((1, 1.0), (9, 3.0))}, {"dispatch": 0.5}]
+
+    def costs() -> list[UnitCost]:
+        each = [UnitCost(LAYERS, cost_ratio=0.1, medium_cost_ratio=0.3, draft_devices=0.5, **more) for more in options]
+        return [cost for one in each for cost in (one, one.passes_only())]
+
+    shared, runs = costs(), []
+    for cost in shared:
+        decoded(case, draws, cost, declined=True)
+    for cost, alone in zip((*shared, *reversed(shared)), (*costs(), *reversed(costs())), strict=True):
+        runs.append(decoded(case, draws, cost, declined=True))
+        assert runs[-1] == decoded(case, draws, alone, declined=True)
+    assert len({run.latency for run in runs}) > 1
+
+
 @pytest.mark.parametrize("case", ["speculative", "bild", "plain", "recursive"])
 def test_times_that_depend_on_earlier_passes_come_from_no_table(case: str) -> None:
     draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
