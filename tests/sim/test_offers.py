@@ -238,7 +238,7 @@ def test_other_rounds_are_declined() -> None:
 
 
 @pytest.mark.parametrize("stop", [(1,), (7,), (TOKENS,), (99,)])
-@pytest.mark.parametrize("case", ["plain", "skipdecode", "speculative", "bild"])
+@pytest.mark.parametrize("case", ["plain", "skipdecode", "speculative", "bild", "ppd", "ppd, eager"])
 def test_tokens_end_at_a_stop_token(case: str, stop: tuple[int, ...]) -> None:
     module, choice = CHOICES[case]
     wanted = min(stop[0], TOKENS)
@@ -246,9 +246,9 @@ def test_tokens_end_at_a_stop_token(case: str, stop: tuple[int, ...]) -> None:
     for steps in (module.decode(choice, [0], TOKENS, stop=stop), declining(module.decode(choice, [0], TOKENS, stop=stop))):
         if wanted < TOKENS:  # the algorithm ends, although more tokens are wanted
             with pytest.raises(RuntimeError, match="came to a halt"):
-                simulate(steps, TOKENS, Cluster(1), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
+                simulate(steps, TOKENS, Cluster(choice.units), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
             continue
-        runs.append(simulate(steps, TOKENS, Cluster(1), COSTS["uniform"], world(case, [0] * 2 * TOKENS)))
+        runs.append(simulate(steps, TOKENS, Cluster(choice.units), COSTS["uniform"], world(case, [0] * 2 * TOKENS)))
     assert runs[:1] == runs[1:]
     steps = module.decode(choice, [0], TOKENS, stop=stop)
     assert count(steps, world(case, [0] * 2 * TOKENS), TOKENS).tokens == [*range(1, wanted + 1)]
