@@ -49,7 +49,7 @@ ALLOWED = {
     ("sim", "advise", *ADVICE): TABLES | {"scipy.optimize"},  # a profile is a table; the law is fitted
     ("sim", "advise", *LAW, "--batch", "1,8", "--json"): NUMBERS | {"scipy.optimize"},
     ("sim", "explain", *EXPLAINED): TABLES | {"scipy.optimize"},
-    ("sim", "serve", *LAW, "--concurrency", "1", "--policy", "off"): NUMBERS,
+    ("sim", "serve", *LAW, "--concurrency", "1", "--policy", "off", "--requests", "20", "--replications", "1"): NUMBERS,
     ("sim", *SHORT_RUN, "--view", "formula", "--no-figures"): TABLES,
     ("sim", *SHORT_RUN, "--view", "paths", "--no-figures"): TABLES,
     ("sim", *SHORT_RUN, "--view", "events", "--no-figures"): TABLES | {"simpy"},
@@ -75,11 +75,18 @@ def test_no_help_imports_a_heavy_library(name: str, tmp_path: Path) -> None:
     assert imported(name, tmp_path, *calls) == set()
 
 
-@pytest.mark.parametrize("arguments", [pytest.param(one, id=" ".join(one[:3]) + f"-{index}") for index, one in enumerate(ALLOWED)])
-def test_a_command_imports_what_it_uses(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    name, *rest = arguments
-    found = imported(name, tmp_path, tuple(rest))
-    assert found <= ALLOWED[arguments], "import these where they are used, not at the top of a module"
+def alike() -> dict[str, list[tuple[str, ...]]]:
+    """Commands that may import the same libraries. Together they import no other just if none of them does: one process is enough."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for (_, *arguments), allowed in ALLOWED.items():
+        found.setdefault(" ".join(sorted(allowed)), []).append(tuple(arguments))
+    return found
+
+
+@pytest.mark.parametrize(("allowed", "calls"), alike().items())
+def test_commands_import_what_they_use(allowed: str, calls: list[tuple[str, ...]], tmp_path: Path) -> None:
+    found = imported("sim", tmp_path, *calls)
+    assert found <= {*allowed.split()}, "import these where they are used, not at the top of a module"
 
 
 def test_plot_and_report_import_what_they_use(tmp_path: Path) -> None:
