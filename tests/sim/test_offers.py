@@ -502,7 +502,7 @@ def test_times_that_decodings_share_are_those_of_their_own_costs(case: str) -> N
     assert len({run.latency for run in runs}) > 1
 
 
-@pytest.mark.parametrize("case", ["speculative", "bild", "plain", "recursive"])
+@pytest.mark.parametrize("case", ["speculative", "bild", "plain", "recursive", "ppd", "ppd, eager"])
 def test_times_that_depend_on_earlier_passes_come_from_no_table(case: str) -> None:
     draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
     one, other = (decoded(case, draws, Warming(), declined=declined) for declined in (False, True))
