@@ -130,6 +130,20 @@ class VariedCosts(Varied):
             return self
         return VariedCosts(self.first, {name: values[index] for name, values in self.numbers.items()})
 
+    def unique(self) -> tuple[VariedCosts, NDArray[np.intp]]:
+        """Distinct ones of the costs, and the index of each.
+
+        >>> costs, index = VariedCosts(UnitCost(4), {"link": np.array([1.0, 0.5, 1.0])}).unique()
+        >>> costs.numbers["link"].tolist(), index.tolist()
+        ([0.5, 1.0], [1, 0, 1])
+        """
+        key = np.zeros(self._size, dtype=np.intp)
+        first = key[:1]
+        for values in self.numbers.values():
+            own, index = np.unique(values, return_inverse=True)
+            _, first, key = np.unique(key * own.size + index, return_index=True, return_inverse=True)
+        return self.at(first), key
+
     def distinct(self, value: Callable[[UnitCost], Value]) -> tuple[list[Value], NDArray[np.intp]] | None:
         """Values of a function of each cost, and the index of each cost's value; see `model.costs.watched_costs.distinct`."""
         return watched_costs.distinct(self.first, self.numbers, value, self._kinds)

@@ -113,6 +113,28 @@ def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], V
     return None if any(isinstance(each, _Tested) for each in parts) else found
 
 
+class _Unread(_Tested):
+    """A number that cannot be used at all."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+
+    def __bool__(self) -> bool:
+        raise _IsReadError
+
+
+def unread(value: Callable[[Any], Value]) -> Value | None:
+    """Value of a function of a number that it does not use; None if it uses it.
+
+    >>> unread(lambda number: [number, 2][1]), unread(lambda number: 1 if number else 2)
+    (2, None)
+    """
+    try:
+        return value(_Unread())
+    except Exception:  # of any kind, since the number is none
+        return None
+
+
 def kinds_of(numbers: Mapping[str, NDArray[Any]]) -> tuple[list[int], NDArray[np.intp]]:
     """Kinds of several costs by which of their numbers are 0 (a bit for each that is not), and the index of each cost's kind.
 

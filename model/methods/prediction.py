@@ -16,7 +16,7 @@ from model.costs.step_costs import StepCosts
 from model.methods.method_parameters import MethodParameters
 
 Floats = NDArray[np.float64]
-
+Integers = NDArray[np.int64]
 
 Chosen = TypeVar("Chosen", bound=MethodParameters, covariant=True)
 
@@ -30,11 +30,21 @@ class MethodChoice(NamedTuple, Generic[Chosen]):
 
 
 class ChoiceGroup(NamedTuple, Generic[Chosen]):
-    """Choices that differ in their costs only."""
+    """Choices that differ in their costs, or in their number of tokens, only."""
 
     parameters: Chosen
-    tokens: int
+    tokens: int | Integers
+    """Of all choices, or of each; shape (choices,)."""
     costs: Sequence[StepCosts]
+
+    @property
+    def lengths(self) -> Integers:
+        """Tokens of each choice, shape (choices,)."""
+        return np.broadcast_to(np.asarray(self.tokens, dtype=np.int64), len(self.costs))
+
+    def choice(self, place: int) -> MethodChoice[Chosen]:
+        """One of the choices."""
+        return MethodChoice(self.parameters, int(self.lengths[place]), self.costs[place])
 
 
 class GroupedChoices(Sequence[MethodChoice[Chosen]]):
@@ -60,13 +70,21 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
-        parameters, tokens, costs = self.groups[number]
-        return MethodChoice(parameters, tokens, costs[index - int(self.starts[number])])
+        return self.groups[number].choice(index - int(self.starts[number]))
+
+    @property
+    def lengths(self) -> Integers:
+        """Tokens of each choice."""
+        return np.concatenate([group.lengths for group in self.groups])
 
     def values(self, value: Callable[[MethodChoice[Chosen]], float]) -> Floats:
         """Value of each choice; evaluated once for a group whose costs vary in numbers that it does not read."""
         found = []
-        for parameters, tokens, costs in self.groups:
+        for group in self.groups:
+            parameters, tokens, costs = group
+            if not isinstance(tokens, int):
+                found.append(_by_length(value, group))
+                continue
             same: Any = None
             if isinstance(costs, VariedCosts):
                 each = costs.distinct(lambda cost: value(MethodChoice(parameters, tokens, cost)))  # noqa: B023  called here
@@ -81,10 +99,23 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
 
     def plain_times(self) -> Floats:
         """Time of plain decoding with each choice."""
-        return np.concatenate([
-            np.atleast_1d(group.parameters.plain_time(group.tokens, many_costs.joined(group.costs)))
-            for group in self.groups
-        ])  # fmt: skip
+        found = []
+        for group in self.groups:
+            costs = many_costs.joined(group.costs)
+            if isinstance(group.tokens, int):
+                found.append(np.atleast_1d(group.parameters.plain_time(group.tokens, costs)))
+            else:
+                found.append(group.tokens * group.parameters.plain_time(1, costs))
+        return np.concatenate(found)
+
+
+def _by_length(value: Callable[[MethodChoice[Any]], float], group: ChoiceGroup[Any]) -> Floats:
+    """Value of each choice of a group, evaluated once for choices of equal length if it does not depend on the cost."""
+    lengths, which = np.unique(group.lengths, return_inverse=True)
+    each = [_without_cost(value, group.parameters, tokens) for tokens in lengths.tolist()]
+    if any(one is None for one in each):
+        return np.array([value(group.choice(place)) for place in range(len(group.costs))], dtype=np.float64)
+    return np.array(each, dtype=np.float64)[which]
 
 
 class _CostIsReadError(Exception):
@@ -159,7 +190,7 @@ class DecodingPoints(Generic[Chosen]):
     Parameters
     ----------
     parameters, tokens
-        Of all points.
+        Of all points; with `lengths` the largest number of tokens.
     laws
         Distinct laws.
     cost
@@ -168,6 +199,8 @@ class DecodingPoints(Generic[Chosen]):
         Index of each point's law and cost; shape (points,).
     means
         As of `PredictionPoints`.
+    lengths
+        Tokens of each point if they differ, shape (points,). Then a single sequence is decoded, at costs that are `uniform`.
     """
 
     parameters: Chosen
@@ -177,12 +210,36 @@ class DecodingPoints(Generic[Chosen]):
     law: NDArray[np.intp]
     price: NDArray[np.intp]
     means: NDArray[np.bool_] | None = None
+    lengths: Integers | None = None
 
     def at(self, index: NDArray[np.intp]) -> DecodingPoints[Chosen]:
         """Subset of the points, in this order, with the laws that they use."""
         used, law = np.unique(self.law[index], return_inverse=True)
-        means = None if self.means is None else self.means[index]
-        return replace(self, laws=[self.laws[each] for each in used.tolist()], law=law, price=self.price[index], means=means)
+        means, lengths = (None if each is None else each[index] for each in (self.means, self.lengths))
+        laws = [self.laws[each] for each in used.tolist()]
+        return replace(self, laws=laws, law=law, price=self.price[index], means=means, lengths=lengths)
+
+    def plain_times(self) -> Floats:
+        """Time of plain decoding at each point."""
+        if self.lengths is None:
+            return np.asarray(self.parameters.plain_time(self.tokens, self.cost)[self.price])
+        return np.asarray(self.lengths * self.parameters.plain_time(1, self.cost)[self.price])
+
+    def one_length_each(self, predict: Callable[[DecodingPoints[Chosen]], Prediction], which: NDArray[np.bool_]) -> Prediction:
+        """Prediction by a function of points of one length of those in `which`, and of all others together."""
+        lengths, index = self.of_lengths()
+        alone = [np.flatnonzero(which & (index == number)) for number in np.unique(index[which]).tolist()]
+        points = [replace(self.at(mine), tokens=int(lengths[index[mine[0]]]), lengths=None) for mine in alone]
+        together = np.flatnonzero(~which)
+        if together.size:
+            alone, points = [*alone, together], [*points, self.at(together)]
+        return Prediction.joined([predict(each) for each in points]).at(np.argsort(np.concatenate(alone)))
+
+    def of_lengths(self) -> tuple[Integers, NDArray[np.intp]]:
+        """Distinct numbers of tokens, rising, and the index of each point's."""
+        if self.lengths is None:
+            return np.array([self.tokens]), np.zeros(self.law.size, dtype=np.intp)
+        return np.unique(self.lengths, return_inverse=True)
 
     def linear(self, counts: Floats, prices: Floats) -> Floats:
         """Sum over events of count x price at each point; counts have shape (events, laws), prices (costs, events).
@@ -220,25 +277,33 @@ _CELLS = 500_000
 
 
 def predict_by_decoding(
-    predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any], prices: Callable[[Any], int]
-) -> Prediction:
+    predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any], prices: Callable[[Any], int],
+    *, lengths_together: bool = False,
+) -> Prediction:  # fmt: skip
     """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size.
 
-    `prices` gives the prices that the method needs of each cost, and of each position if they depend on it.
+    `prices` gives the prices that the method needs of each cost, and of each position if they depend on it. With
+    `lengths_together` the function takes points of several lengths (`DecodingPoints.lengths`) where times do not depend on the
+    position.
     """
     number: dict[Any, int] = {}
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
     kinds, groups = [], points.groups()
-    for parameters, tokens, costs in groups.groups:
-        one = costs.first if isinstance(costs, Varied) else costs[0]
-        key = id(parameters), tokens, type(one), one.uniform
-        if key not in seen:
-            seen[key] = number.setdefault((parameters, *key[1:]), len(number))
-        kinds.append(seen[key])
-    sizes = np.diff(groups.starts)
-    group = np.repeat(np.arange(len(sizes)), sizes)
+    for group in groups.groups:
+        one = group.costs.first if isinstance(group.costs, Varied) else group.costs[0]
+        together = lengths_together and one.uniform and group.parameters.decoded_sequences == 1
+        lengths, which = _lengths_apart(group, together=together)
+        own = []
+        for tokens in lengths:
+            key = id(group.parameters), tokens, type(one), one.uniform
+            if key not in seen:
+                seen[key] = number.setdefault((group.parameters, *key[1:]), len(number))
+            own.append(seen[key])
+        kinds.append(np.array(own, dtype=np.intp)[which])
+    tokens_of = groups.lengths
+    group_of = np.repeat(np.arange(len(groups.groups)), np.diff(groups.starts))
     # Choices of one kind follow each other in `by_kind`, and so do the points of each choice in `order`.
-    kind = np.repeat(np.array(kinds, dtype=np.intp), sizes)
+    kind = np.concatenate(kinds)
     by_kind = np.argsort(kind, kind="stable")
     rank = np.empty(len(kind), dtype=np.intp)
     rank[by_kind] = np.arange(len(kind))
@@ -256,29 +321,61 @@ def predict_by_decoding(
             law = points.law[here]
             laws, law = np.unique(law, return_inverse=True) if (law != law[0]).any() else (law[:1], np.zeros_like(law))
             of = [points.laws[each] for each in laws.tolist()]
-            cost = _joined_costs(groups, chosen[start:stop], group[chosen[start:stop]], known)
+            part, lengths = price[starts[start] : starts[stop]] - start, tokens_of[chosen[start:stop]]
+            several = lengths[0] != lengths[-1] or bool((lengths != lengths[0]).any())
+            cost, which = _joined_costs(groups, chosen[start:stop], group_of[chosen[start:stop]], known, distinct=several)
+            part, each = part if which is None else which[part], lengths[part] if several else None
             means = None if points.means is None else points.means[here]
-            part = price[starts[start] : starts[stop]] - start
-            found.append(predict(DecodingPoints(parameters, tokens, of, cost, law, part, means)))
+            found.append(predict(DecodingPoints(parameters, int(lengths.max()), of, cost, law, part, means, each)))
     return Prediction.joined(found).at(np.argsort(order))
 
 
+def _lengths_apart(group: ChoiceGroup[Any], *, together: bool) -> tuple[list[int], Any]:
+    """Lengths that are predicted apart, and the index of each choice's; 0 for all if they are predicted `together`."""
+    if together or isinstance(group.tokens, int):
+        return [0 if together else int(group.tokens)], np.zeros(len(group.costs), dtype=np.intp)
+    lengths, which = np.unique(group.tokens, return_inverse=True)
+    return lengths.tolist(), which
+
+
 def _joined_costs(
-    groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp], known: dict[Any, StepCosts]
-) -> StepCosts:
-    """Costs of these choices as one; `group` has the group of each, and `known` the joined costs of other choices."""
+    groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp], known: dict[Any, StepCosts],
+    *, distinct: bool = False,
+) -> tuple[StepCosts, NDArray[np.intp] | None]:  # fmt: skip
+    """Costs of these choices as one, and the index of each choice's; None if each choice has its own.
+
+    `group` has the group of each choice, and `known` the joined costs of other choices. Equal costs of a group are one where
+    `distinct`.
+    """
     bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), group.size]
-    parts = []
+    parts: list[Sequence[StepCosts]] = []
+    index, begin = [], 0
     for start, stop in itertools.pairwise(bounds):
         number = int(group[start])
         costs, places = groups.groups[number].costs, choices[start:stop] - groups.starts[number]
-        parts.append(costs.at(places) if isinstance(costs, Varied) else [costs[place] for place in places.tolist()])
+        part = costs.at(places) if isinstance(costs, Varied) else [costs[place] for place in places.tolist()]
+        if distinct:
+            part, which = _distinct(part)
+            index.append(begin + which)
+            begin += len(part)
+        parts.append(part)
+    which_of = np.concatenate(index) if distinct else None
     if any(isinstance(costs, Varied) for costs in parts):
-        return many_costs.joined_groups(parts)
+        return many_costs.joined_groups(parts), which_of
     key = tuple([id(cost) for costs in parts for cost in costs])  # parameters that differ may have the same costs
     if key not in known:
         known[key] = many_costs.joined_groups(parts)
-    return known[key]
+    return known[key], which_of
+
+
+def _distinct(costs: Sequence[StepCosts]) -> tuple[Sequence[StepCosts], NDArray[np.intp]]:
+    """Distinct ones of several costs, and the index of each."""
+    if isinstance(costs, VariedCosts):
+        return costs.unique()
+    number: dict[int, int] = {}
+    which = np.array([number.setdefault(id(cost), len(number)) for cost in costs], dtype=np.intp)
+    first = np.unique(which, return_index=True)[1]
+    return [costs[place] for place in first.tolist()], which
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,31 +47,51 @@ def counts_of(draft_length: int, tokens: int, survival: ArrayLike) -> RoundCount
     >>> found.mean.tolist(), found.square[0].tolist()
     ([[0.75, 1.5]], [[0.75, 1.0], [1.0, 2.5]])
     """
+    return counts_of_lengths(np.array([tokens]), cut_ends(draft_length, survival))
+
+
+def cut_ends(draft_length: int, survival: ArrayLike) -> list[Floats]:
+    """Endings of drafts that are cut to 0, 1, ..., K tokens, as `counts_of_lengths` takes them, from `survival` (`counts_of`)."""
     reached = np.atleast_2d(np.asarray(survival, dtype=np.float64)).T  # (K, laws): the axis of laws is last while computing
-    return counts_of_ends(tokens, [_endings(drafted, reached) for drafted in range(draft_length + 1)])
+    return [_endings(drafted, reached) for drafted in range(draft_length + 1)]
 
 
-def counts_of_ends(tokens: int, ends: Sequence[Floats]) -> RoundCounts:
-    """`counts_of` where the probabilities to accept 0, 1, ..., k of k drafted tokens are given, for k = 0, 1, ..., K.
+def counts_of_lengths(lengths: NDArray[np.int64], ends: Sequence[Floats]) -> RoundCounts:
+    """Counts of decodings of each of several lengths under each law, the laws of the first length first.
 
-    Each has shape (k + 1, laws). A tree that is drafted anew for fewer levels has other probabilities than one that is cut.
+    One pass to the longest serves all, since the lengths differ in their last K + 1 positions only.
 
-    >>> counts_of_ends(3, [np.ones((1, 1)), np.array([[0.5], [0.5]])]).mean.tolist()
-    [[0.75, 1.5]]
+    Parameters
+    ----------
+    lengths
+        Tokens, distinct and rising; shape (lengths,).
+    ends
+        Probabilities to accept 0, 1, ..., k of k drafted tokens, for k = 0, 1, ..., K, each of shape (k + 1, laws). A tree that is
+        drafted anew for fewer levels has other probabilities than one that is cut.
+
+    >>> counts_of_lengths(np.array([2, 3]), [np.ones((1, 1)), np.array([[0.5], [0.5]])]).mean.tolist()
+    [[0.5, 1.0], [0.75, 1.5]]
     """
     laws = ends[0].shape[1]
     if laws <= _FEW_LAWS:  # methods whose parameters differ ask for the same counts
-        return _kept_counts(tokens, laws, tuple([np.ascontiguousarray(each).tobytes() for each in ends]))
-    size = max(_TOGETHER // (tokens + len(ends)), 1)
-    parts = [_counted(tokens, [each[:, at : at + size] for each in ends]) for at in range(0, laws, size)]
-    return RoundCounts(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+        return _kept_counts(lengths.tobytes(), laws, tuple([np.ascontiguousarray(each).tobytes() for each in ends]))
+    size = max(_TOGETHER // (int(lengths[-1]) + len(ends)), 1)
+    parts = [_counted(lengths, [each[:, at : at + size] for each in ends]) for at in range(0, laws, size)]
+    return RoundCounts(*(_joined(each) for each in zip(*parts, strict=True)))
+
+
+def _joined(parts: Sequence[Floats]) -> Floats:
+    """Counts by length of several blocks of laws, as one with an axis of lengths and laws."""
+    whole = np.concatenate(parts, axis=1)
+    return whole.reshape(-1, *whole.shape[2:])
 
 
 @lru_cache(maxsize=256)
-def _kept_counts(tokens: int, laws: int, ends: tuple[bytes, ...]) -> RoundCounts:
-    found = _counted(tokens, [np.frombuffer(each).reshape(-1, laws) for each in ends])
-    for each in found:
-        each.flags.writeable = False
+def _kept_counts(lengths: bytes, laws: int, ends: tuple[bytes, ...]) -> RoundCounts:
+    each = _counted(np.frombuffer(lengths, dtype=np.int64), [np.frombuffer(each).reshape(-1, laws) for each in ends])
+    found = RoundCounts(*(_joined([values]) for values in each))
+    for values in found:
+        values.flags.writeable = False
     return found
 
 
@@ -81,24 +101,38 @@ _ONE_MORE = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 2.0, 1.0]])
 """Probability, mean and mean square of a count, to those of the count plus one."""
 
 
-def _counted(tokens: int, ends_of: Sequence[Floats]) -> RoundCounts:
+def _counted(lengths: NDArray[np.int64], ends_of: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """`RoundCounts` with axes of lengths and of laws."""
     longest, laws = len(ends_of) - 1, ends_of[0].shape[1]
-    last, ends = min(longest, tokens), ends_of[-1]
-    # By position and moment: probability of a start there, and with it the mean and the mean square of the rounds before.
-    state = np.zeros((tokens + longest + 1, 3, laws))
+    most, ends = int(np.minimum(lengths, longest).max()), ends_of[-1]
+    mass, first, square = np.moveaxis(_windows(lengths, longest, most, ends), (-2, -1), (0, 1))  # (laws, lengths, remaining) each
+    own, cross = (np.moveaxis(each, -1, 0) for each in _endgame(most, ends_of))  # (laws, remaining, ...)
+    mean, both = np.zeros((laws, lengths.size, longest + 1)), np.zeros((laws, lengths.size, longest + 1, longest + 1))
+    mean[..., :-1] = mass @ own[..., :-1]
+    mean[..., -1] = first.sum(axis=-1)
+    both[..., :-1, :-1] = (mass @ cross[..., :-1, :-1].reshape(laws, most + 1, -1)).reshape(laws, lengths.size, longest, longest)
+    both[..., -1, :-1] = both[..., :-1, -1] = first @ own[..., :-1]
+    both[..., -1, -1] = square.sum(axis=-1)
+    return mean.swapaxes(0, 1), both.swapaxes(0, 1)
+
+
+def _windows(lengths: NDArray[np.int64], longest: int, most: int, ends: Floats) -> Floats:
+    """State of decodings of each length when at most `longest` tokens remain, by remaining tokens 0, 1, ..., `most`.
+
+    Probability of a round's start there, and with it the mean and the mean square of the number of rounds before, all with
+    `longest` drafted tokens, which end with probabilities `ends`. Shape (lengths, most + 1, 3, laws).
+    """
+    laws, last = ends.shape[1], np.minimum(lengths, longest)
+    found = np.zeros((lengths.size, most + 1, 3, laws))
+    state = np.zeros((int(lengths[-1]) + longest + 1, 3, laws))
     state[0, 0] = 1.0
-    for start in range(tokens - last):
-        state[start + 1 : start + 2 + longest] += ends[:, None] * (_ONE_MORE @ state[start])
-    # The rest by remaining tokens, `last` of them first; nothing is left at position `tokens`.
-    mass, first, square = (state[tokens - last : tokens + 1, moment][::-1] for moment in range(3))
-    own, cross = _endgame(last, ends_of)
-    mean, both = np.zeros((longest + 1, laws)), np.zeros((longest + 1, longest + 1, laws))
-    mean[:-1] = np.einsum("rl,rkl->kl", mass, own[:, :-1])
-    mean[-1] = first.sum(axis=0)
-    both[:-1, :-1] = np.einsum("rl,rkjl->kjl", mass, cross[:, :-1, :-1])
-    both[-1, :-1] = both[:-1, -1] = np.einsum("rl,rkl->kl", first, own[:, :-1])
-    both[-1, -1] = square.sum(axis=0)
-    return RoundCounts(mean.T, both.transpose(2, 0, 1))
+    at = 0
+    for number, (begin, window) in enumerate(zip((lengths - last).tolist(), last.tolist(), strict=True)):
+        for start in range(at, begin):
+            state[start + 1 : start + 2 + longest] += ends[:, None] * (_ONE_MORE @ state[start])
+        at = begin
+        found[number, : window + 1] = state[begin : begin + window + 1][::-1]
+    return found
 
 
 def _endings(drafted: int, reached: Floats) -> Floats:
@@ -138,6 +172,52 @@ def priced(counts: RoundCounts, prices: Floats) -> tuple[Floats, Floats]:
     mean = np.einsum("pk,pk->p", counts.mean, prices)
     square = np.einsum("pj,pj->p", np.einsum("pk,pkj->pj", prices, counts.square), prices)
     return mean, np.maximum(square - mean**2, 0.0)
+
+
+class PricesOfRounds(NamedTuple):
+    """Time, unit-time and arithmetic of rounds at several costs, and their drafted tokens, by what they draft (`RoundCounts`).
+
+    The first three have shape (costs, K + 1), the last (K + 1,).
+    """
+
+    time: Floats
+    busy: Floats
+    operations: Floats
+    drafted: NDArray[Any]
+
+
+def moments_of_pairs(
+    lengths: NDArray[np.int64], ends: Sequence[Floats], prices: PricesOfRounds,
+    law: NDArray[np.intp], length: NDArray[np.intp], price: NDArray[np.intp],
+) -> Floats:  # fmt: skip
+    """Mean and variance of the time, and means of unit-time, arithmetic, rounds and drafted tokens; shape (6, pairs).
+
+    Parameters
+    ----------
+    lengths, ends
+        As of `counts_of_lengths`.
+    law, length, price
+        Index of each pair's law, length and prices; shape (pairs,).
+    """
+    found = np.empty((6, law.size))
+    laws, kinds = ends[0].shape[1], len(ends)
+    size = max(_MOST_COUNTS // (laws * kinds**2), 1)
+    for begin in range(0, lengths.size, size):
+        counts = counts_of_lengths(lengths[begin : begin + size], ends)
+        mine = np.flatnonzero((length >= begin) & (length < begin + size)) if lengths.size > size else np.arange(law.size)
+        for at in range(0, mine.size, _PAIRS):
+            part = mine[at : at + _PAIRS]
+            own = RoundCounts(*(each[(length[part] - begin) * laws + law[part]] for each in counts))
+            mean, variance = priced(own, prices.time[price[part]])
+            spent = (np.einsum("pk,pk->p", own.mean, each[price[part]]) for each in (prices.busy, prices.operations))
+            found[:, part] = mean, variance, *spent, own.mean.sum(axis=1), own.mean @ prices.drafted
+    return found
+
+
+_MOST_COUNTS = 500_000
+"""Second moments of counts that are computed together: a few MB."""
+_PAIRS = 20_000
+"""Pairs that are priced together."""
 
 
 class RoundEnds(NamedTuple):

@@ -293,6 +293,23 @@ class Case:
         inner["cost"] = cost
         return case
 
+    def with_tokens(self, tokens: Any) -> Case:
+        """Return a copy with this number of tokens, which is valid and changes no parameter and no cost."""
+        case, settings = object.__new__(Case), object.__new__(Settings)
+        vars(settings).update(vars(self.settings), tokens=tokens)
+        inner = vars(case)
+        inner.update(vars(self), settings=settings)
+        for name in _CACHED:
+            inner.pop(name, None)
+        return case
+
+    @property
+    def tokens_vary(self) -> bool:
+        """True if another number of tokens changes neither its parameters nor its costs, and a single sequence is decoded."""
+        by_tokens = type(self.parameters).largest_pass_of is not MethodParameters.largest_pass_of
+        priced_by_tokens = by_tokens and isinstance(self.cost, UnitCost) and self.cost.verify_cost is not None
+        return self.hardware is None and self.parameters.decoded_sequences == 1 and not priced_by_tokens
+
     def varies_with(
         self, tables: Tables, index: int, names: Collection[str], build: Callable[..., Any] = build
     ) -> Cost | None:

@@ -202,24 +202,25 @@ class Grid:
 
     def outcomes_key(self, case: Case) -> tuple[Any, ...]:
         """Key of what outcomes depend on besides axes: the kinds that the method uses, and the depths of its models."""
-        depths = () if self.fixed_outcomes else tuple([case.parameters.depth(role) for role in case.parameters.roles])
+        depths = () if not self.outcomes_use else tuple([case.parameters.depth(role) for role in case.parameters.roles])
         return case.parameters.outcomes, depths
 
     @cached_property
     def outcomes_axes(self) -> tuple[bool, ...]:
         """Flags: outcomes may depend on the method (first), and on each axis."""
-        known = ("outcomes",) if self.fixed_outcomes else ("method", "outcomes", "tokens")
-        return True, *(kind in known for kind in self.kinds[1:])
+        known = {"parameters": "method", "tokens": "tokens"}
+        relevant = ("outcomes", *(known[each] for each in self.outcomes_use))
+        return True, *(kind in relevant for kind in self.kinds[1:])
 
     @cached_property
-    def fixed_outcomes(self) -> bool:
-        """True if no law of the grid depends on the method's parameters or the number of tokens."""
+    def outcomes_use(self) -> frozenset[str]:
+        """What the laws of the grid depend on: `parameters` of the methods, and `tokens`."""
         if any(axis.path.rpartition(".")[2] in ("kind", "name") for axis in self.axes):
-            return False
+            return frozenset(("parameters", "tokens"))
         methods = scenario_file.method_tables(self.base)
         used = {outcome for table in methods for outcome in registry.parameters(table["name"]).OUTCOMES}
-        own = [table.get("outcomes") for table in methods]
-        return all(outcomes_section.fixed(table, used) for table in [self.base.get("outcomes"), *own] if table is not None)
+        tables = [self.base.get("outcomes"), *(table.get("outcomes") for table in methods)]
+        return frozenset().union(*(outcomes_section.uses(table, used) for table in tables if table is not None))
 
     def outcomes(self, where: Sequence[int], case: Case) -> Mapping[str, Outcome]:
         """Outcomes of a point; `case` has its other objects."""

@@ -124,13 +124,14 @@ def varied(
     return several or None
 
 
-def fixed(table: Any, outcomes: Collection[str]) -> bool:
-    """Return whether no law of an [outcomes] table for these outcomes depends on the method or the number of tokens."""
+def uses(table: Any, outcomes: Collection[str]) -> frozenset[str]:
+    """What the laws of an [outcomes] table for these outcomes depend on: `parameters` of the method, and `tokens`."""
     if not isinstance(table, Mapping):
-        return False
+        return frozenset(LawRecord.USES)
     if "kind" in table:
-        return all(LAWS[name][table["kind"]].FIXED for name in outcomes if table["kind"] in LAWS[name])
-    return all(name in LAWS and isinstance(each, Mapping) and fixed(each, (name,)) for name, each in table.items())
+        return frozenset().union(*(LAWS[name][table["kind"]].USES for name in outcomes if table["kind"] in LAWS[name]))
+    known = (uses(each, (name,)) if name in LAWS and isinstance(each, Mapping) else LawRecord.USES for name, each in table.items())
+    return frozenset().union(*known)
 
 
 def _law(table: Any, where: str, outcome: str, parameters: MethodParameters, tokens: int) -> Outcome:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from model.costs import watched_costs
 from model.costs.many_costs import VariedCosts
 from model.costs.many_seconds import VariedSeconds
 from model.costs.pass_seconds import PassSeconds
@@ -23,6 +24,7 @@ from sim.scenarios.outcomes.outcome_records import Outcome, VariedOutcomes
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
+Integers = NDArray[np.int64]
 Value = TypeVar("Value")
 Part = TypeVar("Part", covariant=True)
 
@@ -44,10 +46,21 @@ class Group(Protocol[Part]):
 
 
 class CaseGroup:
-    """Cases that differ in numbers of their costs only; without `costs` equal cases, of which there are `size`."""
+    """Cases that differ in numbers of their costs, and in their number of tokens, only; else equal cases, of which there are `size`.
 
-    def __init__(self, first: Case, costs: VariedCosts | None = None, size: int = 1) -> None:
-        self.first, self.costs, self.size = first, costs, size if costs is None else len(costs)
+    Parameters
+    ----------
+    first
+        A case.
+    costs, tokens
+        Costs and numbers of tokens of all cases, if they differ; shape (cases,).
+    size
+        Number of equal cases.
+    """
+
+    def __init__(self, first: Case, costs: VariedCosts | None = None, size: int = 1, tokens: Integers | None = None) -> None:
+        self.first, self.costs, self.tokens = first, costs, tokens
+        self.size = len(costs) if costs is not None else size if tokens is None else tokens.size
         self._made: dict[int, Case] = {}
 
     def __len__(self) -> int:
@@ -55,32 +68,64 @@ class CaseGroup:
 
     def member(self, place: int) -> Case:
         """One of the cases."""
-        if self.costs is None:
-            return self.first
         if place not in self._made:
-            self._made[place] = self.first.with_cost(self.costs[place])
+            case = self.first if self.costs is None else self.first.with_cost(self.costs[place])
+            self._made[place] = case if self.tokens is None else case.with_tokens(int(self.tokens[place]))
         return self._made[place]
 
     def at(self, places: Index) -> CaseGroup:
         """A subset of the cases, in this order."""
-        return CaseGroup(self.first, None if self.costs is None else self.costs.at(places), places.size)
+        costs, tokens = (None if each is None else _at(each, places) for each in (self.costs, self.tokens))
+        return CaseGroup(self.first, costs, places.size, tokens)
 
     def distinct(self, value: Callable[[Case], Value], places: Index) -> tuple[list[Value], Index]:
         """Values of these cases, and the index of each case's value; one for cases between which nothing that it uses differs."""
+        if self.tokens is None:
+            return self._distinct(value, self.first, places)
+        found = watched_costs.unread(lambda unread: self._distinct(value, self.first.with_tokens(unread), places))
+        if found is not None:
+            return found
+        values: list[Value] = []
+        index = np.empty(places.size, dtype=np.intp)
+        for case, mine in self.by_length(places):
+            each, own = self._distinct(value, case, places[mine])
+            index[mine] = len(values) + own
+            values += each
+        return values, index
+
+    def _distinct(self, value: Callable[[Case], Value], first: Case, places: Index) -> tuple[list[Value], Index]:
+        """`distinct` of cases with as many tokens as `first`."""
         if self.costs is None:
-            return [value(self.first)], np.zeros(places.size, dtype=np.intp)
-        found = self.costs.at(places).distinct(lambda cost: value(self.first.with_cost(cost)))
-        return ([value(self.member(place)) for place in places.tolist()], np.arange(places.size)) if found is None else found
+            return [value(first)], np.zeros(places.size, dtype=np.intp)
+        costs = self.costs.at(places)
+        found = costs.distinct(lambda cost: value(first.with_cost(cost)))
+        return ([value(first.with_cost(cost)) for cost in costs], np.arange(places.size)) if found is None else found
 
     def numbers(self, name: str) -> NDArray[Any] | None:
-        """Values of a number of the costs; None if all cases have the same."""
+        """Values of a number of the costs, or of `tokens`; None if all cases have the same."""
+        if name == "tokens":
+            return self.tokens
         return None if self.costs is None else self.costs.numbers.get(name)
+
+    def by_length(self, places: Index) -> Iterator[tuple[Case, Any]]:
+        """For each number of tokens of these cases a case, the first one's but for tokens, and where they are in `places`."""
+        if self.tokens is None:
+            yield self.first, slice(None)
+            return
+        lengths, which = np.unique(self.tokens[places], return_inverse=True)
+        order = np.argsort(which, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
+        yield from zip(map(self.first.with_tokens, lengths.tolist()), parts, strict=True)
 
     def costs_of(self, which: str) -> Sequence[StepCosts]:
         """Costs of the cases; `which` is that of `Case.cost_at`."""
         if self.costs is None:
             return [self.first.cost_at(which)] * self.size
         return self.costs.passes_only() if which == "passes" else self.costs
+
+
+def _at(values: Any, places: Index) -> Any:
+    return values.at(places) if isinstance(values, VariedCosts) else values[places]
 
 
 class HardwareGroup(CaseGroup):

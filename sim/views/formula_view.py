@@ -98,11 +98,16 @@ def _described(grid: Grid, points: PointBlock) -> pl.DataFrame:
 
 
 def _choice_columns(points: PointBlock) -> pl.DataFrame:
-    """Method, parameters and tokens: the same for all choices of a group."""
+    """Method, parameters and tokens: the same for all choices of a group, but for tokens that vary."""
     which = np.empty(points.used_choices[0].size, dtype=np.intp)
-    for number, (_, part, _) in enumerate(points.segments):
+    tokens: list[tuple[slice, NDArray[Any]]] = []
+    for number, (group, part, places) in enumerate(points.segments):
         which[part] = number
-    return _gathered([point_columns.of_choice(group.first) for group, _, _ in points.segments], which[points.used_choices[1]])
+        lengths = group.numbers("tokens")
+        tokens += [] if lengths is None else [(part, lengths[places])]
+    index = points.used_choices[1]
+    table = _gathered([point_columns.of_choice(group.first) for group, _, _ in points.segments], which[index])
+    return _with_numbers(table, {"tokens": tokens} if tokens else {}, which.size, index)
 
 
 def _cost_columns(points: PointBlock) -> pl.DataFrame:
@@ -227,8 +232,9 @@ def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Predic
     begins = 0
     for points, _, costs, *_ in asked:
         for group, _, places in points.segments:
-            each = group.at(places).costs_of(costs)
-            groups.append(ChoiceGroup(group.first.parameters, group.first.settings.tokens, each))
+            own = group.at(places)
+            tokens = group.first.settings.tokens if own.tokens is None else own.tokens
+            groups.append(ChoiceGroup(group.first.parameters, tokens, own.costs_of(costs)))
         choice.append(begins + points.used_choices[1])
         begins += points.used_choices[0].size
     laws, law = _laws(asked)
@@ -429,13 +435,13 @@ def _of_works(
             kind[own] = np.arange(len(cases), len(cases) + own.size)
             cases += [group.member(place) for place in places.tolist()]
             continue
-        case = group.first
-        key = id(case.parameters), case.settings.tokens, *((role, id(shape)) for role, shape in case.shapes.items())
-        if key not in seen:
-            seen[key] = alike.setdefault((case.parameters, *key[1:]), len(alike))
-            if seen[key] == len(cases):
-                cases.append(case)
-        kind[own] = seen[key]
+        for case, mine in group.by_length(places):
+            key = id(case.parameters), case.settings.tokens, *((role, id(shape)) for role, shape in case.shapes.items())
+            if key not in seen:
+                seen[key] = alike.setdefault((case.parameters, *key[1:]), len(alike))
+                if seen[key] == len(cases):
+                    cases.append(case)
+            kind[own[mine]] = seen[key]
     keys, index = np.unique(kind[points.choice] * len(points.outcomes) + points.outcome, return_inverse=True)
     bounds = np.searchsorted(keys, np.arange(len(cases) + 1) * len(points.outcomes))
     parts: list[tuple[int, Row]] = []

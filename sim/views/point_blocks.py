@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.base import checks
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.many_costs import VariedCosts
@@ -29,6 +30,7 @@ from sim.views.case_facts import CaseColumn, CaseFacts
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
 Row = dict[str, Any]
+TOKENS = "scenario.tokens"
 FEW = 4
 """Number of parts up to which each is resolved alone, since that takes less than arrays."""
 
@@ -68,13 +70,14 @@ class PointBlock:
     def of_decodings(self, value: Callable[[Case], float]) -> Floats:
         """Evaluate a function of parameters and tokens for each point, once for choices that share these objects."""
         used, index = self.used_choices
-        values: dict[tuple[int, int], float] = {}
+        known: dict[tuple[int, int], float] = {}
         found = np.empty(used.size)
-        for group, part, _ in self.segments:
-            key = id(group.first.parameters), group.first.settings.tokens
-            if key not in values:
-                values[key] = value(group.first)
-            found[part] = values[key]
+        for group, part, places in self.segments:
+            for case, mine in group.by_length(places):
+                key = id(case.parameters), case.settings.tokens
+                if key not in known:
+                    known[key] = value(case)
+                found[part][mine] = known[key]
         return found[index]
 
     def case(self, point: int) -> Case:
@@ -226,12 +229,14 @@ def _several(
 
 
 def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]]:
-    """Axes of a number of the costs, or of rates of the outcomes (kind and key), by their place in the grid's shape."""
+    """Axes of a number of the costs or of tokens, and of rates of the outcomes (kind and key), by their place in the grid's shape."""
     costs, rates = {}, {}
     for place, axis in enumerate(grid.axes, start=1):
         section, *path = axis.path.split(".")
         if section == "cost" and len(path) == 1 and path[0] in (*cases.VARIED, *hardware_axes.VARIED) and axis.numeric:
             costs[place] = path[0]
+        elif axis.path == TOKENS and axis.numeric:
+            costs[place] = axis.path
         elif section == "outcomes" and len(path) <= 2 and (axis.numeric or axis.listed) and path[-1] in outcomes_section.rates():
             rates[place] = ("" if len(path) == 1 else path[0], path[-1])
     return costs, rates
@@ -245,12 +250,56 @@ def _numbers(grid: Grid, axis: int, points: NDArray[np.intp]) -> NDArray[Any] | 
 def _cases(
     grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str], shared: dict[Any, VariedCosts]
 ) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
-    """Cases at points (all but the first of them, which is that of `first`), and the mask of points with valid values.
+    """Cases at points (all but the first of them, which is that of `first`), and the mask of points that are among them.
 
-    `shared` holds the costs of other groups: those with the same costs share them, and with them the times of passes.
+    Points with an invalid value are not, nor those that differ from the first one in a number that cannot vary here. `shared` holds
+    the costs of other groups: those with the same costs share them, and with them the times of passes.
     """
-    if not axes:
+    tokens = next((axis for axis, name in axes.items() if name == TOKENS), None)
+    costs = {axis: name for axis, name in axes.items() if axis != tokens}
+    taken = np.ones(points.shape[1] - 1, dtype=np.bool_)
+    lengths = None if tokens is None else _lengths(grid, first, tokens, points, taken)
+    if tokens is not None and lengths is None:
+        taken &= points[tokens, 1:] == points[tokens, 0]
+    varied = _costs(grid, first, points[:, np.concatenate([[True], taken])], costs, shared) if costs else None
+    if varied is None and lengths is None:
         return None
+    if varied is None:
+        for axis in costs:
+            taken &= points[axis, 1:] == points[axis, 0]
+        assert lengths is not None
+        return CaseGroup(first, tokens=lengths[taken]), taken
+    group, valid = varied
+    places = np.flatnonzero(taken)[valid]
+    taken[:] = False
+    taken[places] = True
+    return group if lengths is None else CaseGroup(first, group.costs, places.size, lengths[places]), taken
+
+
+def _lengths(
+    grid: Grid, first: Case, axis: int, points: NDArray[np.intp], taken: NDArray[np.bool_]
+) -> NDArray[np.int64] | None:  # fmt: skip
+    """Tokens at points (all but the first of them), if they may vary; takes invalid numbers from `taken`."""
+    values = _numbers(grid, axis, points[:, 1:])
+    if values is None or values.dtype.kind != "i" or not first.tokens_vary:
+        return None
+    distinct, which = np.unique(values, return_inverse=True)
+    taken &= np.array([_fits(first, tokens) for tokens in distinct.tolist()], dtype=np.bool_)[which]
+    return np.asarray(values)
+
+
+def _fits(case: Case, tokens: int) -> bool:
+    try:
+        case.parameters.check_tokens(tokens)
+    except ParameterError:
+        return False
+    return 1 <= tokens <= checks.MAX_TOKENS
+
+
+def _costs(
+    grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str], shared: dict[Any, VariedCosts]
+) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
+    """Cases at points, as `_cases`, which differ in numbers of their costs only; None if these must be resolved one by one."""
     tables, method = grid.tables_at(points[:, 0].tolist()), int(points[0, 0])
     numbers, valid = {}, np.ones(points.shape[1] - 1, dtype=np.bool_)
     own = scenario_file.method_tables(tables)[method].get("cost")

@@ -21,7 +21,7 @@ from model.interpret.account import Totals, Work
 from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions
-from model.methods.prediction import DecodingPoints
+from model.methods.prediction import DecodingPoints, linear
 from model.methods.rounds import round_moments
 from model.methods.rounds.prices_of_rounds import reread_times, sums_from, times_by_width
 from model.methods.rounds.round_walks import Tally
@@ -245,6 +245,12 @@ class _SegmentEnds(NamedTuple):
             self.unsure[:most], self.written[: most + 1], self.accepted[: most + 1], self.back[:most], self.stops[:most]
         )
 
+    def lasting(self, *, code: bool) -> Floats:
+        """Probability that the next segment starts 1, 2, ..., most + 1 tokens later; shape (most + 1, laws)."""
+        found = np.concatenate([self.stops, self.accepted[-1:]])
+        found[1 if code else 0 : len(self.back) + (1 if code else 0)] += self.back
+        return found
+
 
 def counts_of(parameters: Parameters, tokens: int, laws: Sequence[Independent], *, by_position: bool = False) -> SegmentCounts:
     """Expected numbers of segments of decodings: where one starts depends only on earlier decisions.
@@ -316,10 +322,7 @@ def _counted(how: _Counting, fallback: Floats, rollback: Floats) -> SegmentCount
         else:
             _count(segment, again, start if by_position else 0, ends, here, code=code)
         if most:
-            mass[start + 1 : start + 1 + most] += here * (ends.stops if code else ends.stops + ends.back)
-            mass[start + 1 + most] += here * ends.accepted[-1]
-            if code:
-                mass[start + 2 : start + 2 + most] += here * ends.back
+            mass[start + 1 : start + 2 + most] += here * ends.lasting(code=code)
             if by_position:
                 # The small model has not read the last token of a full draft, nor the first of two tokens of the large model.
                 late[start + 1 + most] += here * ends.accepted[-1]
@@ -329,6 +332,49 @@ def _counted(how: _Counting, fallback: Floats, rollback: Floats) -> SegmentCount
         _count(segment, again, 0, alike, whole, code=code)
     late[max(tokens - 1, 0) :] = 0.0  # the last segment has no draft
     return SegmentCounts(segment, again, late[:tokens])
+
+
+def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[Independent]) -> SegmentCounts:
+    """`counts_of` decodings of each of several lengths under laws with constant rates, the laws of the first length first.
+
+    `lengths` are distinct and rising. One recursion to the longest serves all, since segments are cut in the last positions only,
+    from where on counts depend on the remaining tokens.
+
+    >>> parameters, laws = Parameters(24, max_draft_length=1), [Independent(0.5, 0.25)]
+    >>> found = counts_of_lengths(parameters, np.array([3, 8]), laws)
+    >>> found.passes.tolist() == [float(counts_of(parameters, tokens, laws).passes[0]) for tokens in (3, 8)]
+    True
+    """
+    longest, code, size = parameters.longest_draft, parameters.variant == "code", len(laws)
+    rates = (np.array([float(getattr(law, name)) for law in laws]) for name in ("fallback_rate", "rollback_rate"))
+    full = _SegmentEnds.of(*(np.repeat(each[None], longest, axis=0) for each in rates))
+    most = int(np.minimum(lengths, longest).max())
+    # Counts of decodings with 0, 1, ..., `most` tokens, of which the first segment may draft all but one.
+    segment, again = np.zeros((most + 1, 2, longest + 1, size)), np.zeros((most + 1, longest, size))
+    for tokens in range(1, most + 1):
+        ends = full.cut(tokens - 1)
+        _count(segment, again, tokens, ends, np.ones(size), code=code)
+        for counts in (segment, again):
+            counts[tokens] += np.einsum("nl,n...l->...l", ends.lasting(code=code), counts[tokens - 1 :: -1])
+    # Before at most `longest` tokens remain: probability of a start at each position, of such before it, and where next ones are.
+    lasting, begins = full.lasting(code=code), np.maximum(lengths - longest, 0)
+    mass, whole = np.zeros((int(lengths[-1]) + longest + 2, size)), np.zeros((lengths.size, size))
+    window = np.zeros((lengths.size, most + 1, size))  # by remaining tokens
+    mass[0], at, so_far = 1.0, 0, np.zeros(size)
+    for number, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
+        for start in range(at, begin):
+            so_far = so_far + mass[start]
+            mass[start + 1 : start + 2 + longest] += lasting * mass[start]
+        at, whole[number] = begin, so_far
+        window[number, : length - begin + 1] = mass[begin : length + 1][::-1]
+    first = np.zeros((1, *segment.shape[1:])), np.zeros((1, *again.shape[1:]))
+    _count(*first, 0, full, np.ones(size), code=code)
+    totals = [
+        np.einsum("irl,r...l->...il", window, cut) + np.einsum("il,...l->...il", whole, each[0])
+        for cut, each in zip((segment, again), first, strict=True)
+    ]
+    found = [each.reshape(1, *each.shape[:-2], -1) for each in totals]
+    return SegmentCounts(found[0], found[1], np.zeros((1, lengths.size * size)))
 
 
 def _count(segment: Floats, again: Floats, row: int, ends: _SegmentEnds, mass: Floats, *, code: bool) -> None:
@@ -357,7 +403,8 @@ def moments_of_points(points: DecodingPoints[Parameters], price: SegmentPrices) 
 
 
 def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
-    """Rows of `Moments` at points with independent decisions."""
+    """Rows of `Moments` at points with independent decisions; of constant rates, if lengths differ."""
+    lengths, length = points.of_lengths()
     tokens, longest, uniform = points.tokens, points.parameters.longest_draft, price.segment.ndim == 4
     segment, again = price.segment, price.rollback_pass[..., :longest]
     if not uniform:
@@ -367,15 +414,18 @@ def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floa
         columns.append(np.concatenate([price.reread, np.zeros((1, *price.reread.shape[1:]))]))
     prices = np.concatenate(columns, axis=2)
     found = np.empty((len(round_moments.Moments._fields), points.law.size))
-    size = max(_COUNTS // prices.shape[2], 1) if not uniform else max(_COUNTS // (tokens + prices.shape[2]), 1)
+    size = max(_COUNTS // (prices.shape[2] if not uniform else tokens + lengths.size * prices.shape[2]), 1)
     for start in range(0, len(points.laws), size):
         mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
         part = replace(points, laws=points.laws[start : start + size], law=points.law[mine] - start, price=points.price[mine])
-        counted = counts_of(points.parameters, tokens, part.laws, by_position=not uniform)
-        rows = [each.reshape(-1, len(part.laws)) for each in counted[: 2 if price.reread is None else 3]]
-        counts = np.concatenate(rows)
-        time, busy, operations = (part.linear(counts, each) for each in prices)
-        passes, drafted = counted.passes[part.law], counted.drafted[part.law]
+        if points.lengths is None:
+            counted = counts_of(points.parameters, tokens, part.laws, by_position=not uniform)
+        else:
+            counted = counts_of_lengths(points.parameters, lengths, part.laws)
+        which = length[mine] * len(part.laws) + part.law
+        counts = np.concatenate([each.reshape(-1, each.shape[-1]) for each in counted[: 2 if price.reread is None else 3]])
+        time, busy, operations = (linear(counts, each, which, part.price) for each in prices)
+        passes, drafted = counted.passes[which], counted.drafted[which]
         found[:, mine] = time, np.full(mine.size, np.nan), busy, operations, passes, drafted
     return found
 

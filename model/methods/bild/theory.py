@@ -34,7 +34,7 @@ from model.methods.bild.algorithm import UNSURE, Parameters
 from model.methods.bild.algorithm import VARIANTS as VARIANTS
 from model.methods.bild.finite_bild import moments_of_points, prices
 from model.methods.bild.finite_bild import work_of_laws as work_of_laws
-from model.methods.bild.threshold_decisions import DecisionLaw, Decisions
+from model.methods.bild.threshold_decisions import DecisionLaw, Decisions, Independent
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
@@ -66,16 +66,18 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: S
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; segments are counted once for all costs."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass)
+    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass, lengths_together=True)
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    if points.lengths is not None and not all(isinstance(law, Independent) and law.constant for law in points.laws):
+        return points.one_length_each(_predict_together, np.ones(points.law.size, dtype=np.bool_))
     price = prices(points.parameters, points.cost, points.tokens)
     found = moments_of_points(points, price)
     time, busy = (each.reshape(len(each), -1) for each in price.segment[:2])
     ratio = np.where((time == busy).all(axis=1), 1.0, np.nan)[points.price]
     units = np.full(points.law.size, float(points.parameters.units))
-    plain = points.parameters.plain_time(points.tokens, points.cost)[points.price]
+    plain = points.plain_times()
     return Prediction(found.time, found.variance, found.busy, ratio, units, plain, found.rounds, found.drafted, found.operations)
 
 

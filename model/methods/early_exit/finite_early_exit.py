@@ -198,7 +198,8 @@ def _steps_of(batches: tuple[tuple[int, ...], ...], separately: bool) -> tuple[I
 def moments_of_points(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats]:
     """Exact mean and variance of the total time of all batches at each point; the variance of `backfill` is nan.
 
-    Steps are priced once for all laws, and their depths evaluated once for all costs.
+    Steps are priced once for all laws, and their depths evaluated once for all costs. Points of several lengths have laws with
+    the same rates at all positions, and no `backfill`.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.costs.many_costs import joined
@@ -208,6 +209,9 @@ def moments_of_points(points: DecodingPoints[Parameters]) -> tuple[Floats, Float
     >>> float(mean[0] - mean[1])
     3.9375
     """
+    if points.lengths is not None:  # of a single sequence, whose steps are independent and alike
+        mean, variance = moments_of_points(replace(points, tokens=1, lengths=None))
+        return mean * points.lengths, variance * points.lengths
     laws = [_deepest(points.parameters) if law is None else law for law in points.laws]
     for law in laws:
         _same_depth(points.parameters, law)

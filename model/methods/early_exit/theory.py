@@ -104,13 +104,18 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points."""
     for parameters, tokens, _ in points.groups().groups:
         parameters.check_tokens(tokens)
-    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.layers + 1)
+    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.layers + 1, lengths_together=True)
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    if points.lengths is not None:
+        by_position = np.array([law is not None and law.by_position for law in points.laws])[points.law]
+        apart = by_position | (points.parameters.fill == "backfill")
+        if apart.any():
+            return points.one_length_each(_predict_together, apart)
     mean, variance = finite_early_exit.moments_of_points(points)
     one = np.ones(mean.size)
-    plain = points.parameters.plain_time(points.tokens, points.cost)[points.price]
+    plain = points.plain_times()
     return Prediction(mean, variance, mean, one, one * points.parameters.units, plain)
 
 

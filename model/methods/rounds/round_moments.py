@@ -19,7 +19,7 @@ from model.methods.rounds.round_walks import Tally, fixed
 from model.methods.rounds.timed_starts import RoundStarts
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import Chain, Floats, Iid, RecordedProbabilities, Replay
-from model.outcomes.round_counts import RoundCounts
+from model.outcomes.round_counts import PricesOfRounds
 
 
 class Moments(NamedTuple):
@@ -108,29 +108,37 @@ def moments_of_points(
 def moments_of_pairs(
     longest: int, tokens: int, cut: bool, laws: Sequence[AcceptanceLaw], prices: RoundPrices, reading: ReadingTimes | None,
     law: NDArray[np.intp], price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
+    lengths: NDArray[np.int64] | None = None,
 ) -> Moments:  # fmt: skip
     """Moments of pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
 
-    Of pairs of which only `means` are asked, the variance may be nan.
+    Of pairs of which only `means` are asked, the variance may be nan. `lengths` are the tokens of each pair, in place of `tokens`,
+    if prices do not depend on the position.
     """
     found = np.empty((len(Moments._fields), law.size))
     alike = np.array([isinstance(each, Iid | Rounds) for each in laws], dtype=np.bool_)
     other, index = np.flatnonzero(~alike[law]), np.flatnonzero(alike[law])
+    every = np.broadcast_to(np.asarray(tokens if lengths is None else lengths), law.size)
     if other.size:
         choices = []
-        for one, which in zip(law[other].tolist(), price[other].tolist(), strict=True):
+        for one, which, length in zip(law[other].tolist(), price[other].tolist(), every[other].tolist(), strict=True):
             read = None if reading is None else reading.of(which)
-            choices.append(RoundChoice(longest, tokens, laws[one], prices.of(which), cut, read))
+            choices.append(RoundChoice(longest, length, laws[one], prices.of(which), cut, read))
         found[:, other] = np.array(_moments_by_position(choices)).T
     if index.size:
         survival = survival_of([each for each, known in zip(laws, alike, strict=True) if known], longest)
         assert survival is not None
         own, which = (np.cumsum(alike) - 1)[law[index]], price[index]
+        distinct, of = (np.array([tokens]), np.zeros_like(own)) if lengths is None else np.unique(every[index], return_inverse=True)
         if prices.uniform and reading is None:
-            found[:, index] = _of_counts(survival, prices, own, which, longest, tokens, cut)
-        else:
-            some = np.zeros(index.size, dtype=np.bool_) if means is None else means[index]
-            found[:, index] = _of_times(survival, prices, reading, own, which, longest, tokens, cut, some)
+            found[:, index] = _of_counts(survival, prices, own, which, longest, cut, distinct, of)
+            return Moments(*found)
+        some = np.zeros(index.size, dtype=np.bool_) if means is None else means[index]
+        for number, length in enumerate(distinct.tolist()):
+            mine = of == number
+            found[:, index[mine]] = _of_times(
+                survival, prices, reading, own[mine], which[mine], longest, length, cut, some[mine]
+            )  # fmt: skip
     return Moments(*found)
 
 
@@ -147,10 +155,10 @@ def predict_rounds(points: PredictionPoints[Any], prices_of: PricesOf) -> Predic
     def predict(of: DecodingPoints[Any]) -> Prediction:
         prices, reading = prices_of(of.parameters, of.tokens, of.cost)
         longest, cut = of.parameters.draft_length, of.parameters.cut
-        found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means)
+        found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means, of.lengths)
         return prediction_of(of, found, units_alike(prices))
 
-    return predict_by_decoding(predict, points, lambda parameters: 2)
+    return predict_by_decoding(predict, points, lambda parameters: 2, lengths_together=True)
 
 
 class _Times(Protocol):
@@ -175,31 +183,19 @@ def units_alike(prices: _Times) -> NDArray[np.bool_]:
 def prediction_of(points: DecodingPoints[Any], found: Moments, alike: NDArray[np.bool_]) -> Prediction:
     """Prediction at points from the moments of their decodings; `alike` as of `units_alike`."""
     units = np.full(points.law.size, float(points.parameters.units))
-    plain = points.parameters.plain_time(points.tokens, points.cost)[points.price]
     ratio = np.where(alike, 1.0, np.nan)[points.price]
-    times = found.time, found.variance, found.busy, ratio, units, plain
+    times = found.time, found.variance, found.busy, ratio, units, points.plain_times()
     return Prediction(*times, found.rounds, found.drafted, found.operations)
 
 
-_PAIRS = 20_000
-"""Pairs that are priced together."""
-
-
 def _of_counts(
-    survival: Floats, prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp], longest: int, tokens: int, cut: bool
-) -> Floats:
+    survival: Floats, prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp], longest: int, cut: bool,
+    lengths: NDArray[np.int64], length: NDArray[np.intp],
+) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that do not depend on the position: rounds are counted once for all prices."""
-    counts = round_counts.counts_of(longest, tokens, survival)
     taken = np.arange(longest + 1) if cut else np.full(longest + 1, longest)  # drafted tokens that are paid for
-    time, busy, operations = (each[:, taken] for each in prices)
-    found = np.empty((len(Moments._fields), law.size))
-    for at in range(0, law.size, _PAIRS):
-        part = slice(at, at + _PAIRS)
-        own, mine = RoundCounts(*(each[law[part]] for each in counts)), price[part]
-        mean, variance = round_counts.priced(own, time[mine])
-        spent = (np.einsum("pk,pk->p", own.mean, each[mine]) for each in (busy, operations))
-        found[:, part] = mean, variance, *spent, own.mean.sum(axis=1), own.mean @ taken
-    return found
+    by_drafted = PricesOfRounds(*(each[:, taken] for each in prices), taken)
+    return round_counts.moments_of_pairs(lengths, round_counts.cut_ends(longest, survival), by_drafted, law, length, price)
 
 
 def _of_times(

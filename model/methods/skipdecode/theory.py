@@ -118,14 +118,17 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; the passes of a schedule are priced at all costs together."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.largest_pass)
+    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.largest_pass, lengths_together=True)
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
     parameters, tokens, cost = points.parameters, points.tokens, points.cost
-    time, plain = (each[points.price] for each in (_time(parameters, tokens, cost), parameters.plain_time(tokens, cost)))
+    if points.lengths is None:
+        time = _time(parameters, tokens, cost)[points.price]
+    else:
+        time = _times_until(parameters, tokens, cost)[points.price, points.lengths - 1]
     one = np.ones(time.size)
-    return Prediction(time, np.zeros(time.size), time, one, one * parameters.units, plain)
+    return Prediction(time, np.zeros(time.size), time, one, one * parameters.units, points.plain_times())
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -155,6 +158,17 @@ def _time(parameters: Parameters, tokens: int, cost: StepCosts) -> Any:
         shape = PassShape(layers, sequences=width if single else widths[part], heads=1)
         time = time + cost.times(shape, at[part]) @ counts[part]
     return time
+
+
+def _times_until(parameters: Parameters, tokens: int, cost: StepCosts) -> Floats:
+    """Time of a single sequence of 1, 2, ..., `tokens` tokens at several `uniform` costs, shape (costs, tokens): the budget of a
+    token does not depend on those after it.
+    """
+    parameters.check_tokens(tokens)
+    budgets, which = np.unique(schedule(parameters, tokens), return_inverse=True)
+    spans = [LayerSpan(0, parameters.layers, skipped(parameters, budget)) for budget in budgets.tolist()]
+    each = np.stack([cost.times(PassShape(span, heads=1)) for span in spans], axis=-1)
+    return np.asarray(each @ (which == np.arange(budgets.size)[:, None]).cumsum(axis=1))
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Any, account: Account) -> float:

@@ -61,7 +61,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: RankLaw, cost: StepC
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; those of one tree and number of tokens are computed together for all laws and costs."""
-    return predict_by_decoding(_predict_decodings, points, _prices_of_each)
+    return predict_by_decoding(_predict_decodings, points, _prices_of_each, lengths_together=True)
 
 
 def _prices_of_each(parameters: Parameters) -> int:
@@ -70,10 +70,16 @@ def _prices_of_each(parameters: Parameters) -> int:
 
 
 def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
-    """Prediction at points that share parameters and tokens."""
+    """Prediction at points that share parameters, and tokens unless all rounds are independent and alike."""
     parameters, tokens, which = points.parameters, points.tokens, points.price
     price = tree_rounds.prices(parameters, points.cost, tokens)
     independent = [isinstance(law, RankRates) and not (law.by_sequence and law.classes > 1) for law in points.laws]
+    if points.lengths is not None:
+        apart = points.lengths <= parameters.levels  # these draft no whole tree, so that units may count differently
+        if not (all(independent) and tree_rounds.by_levels_only(price)):
+            apart[:] = True
+        if apart.any():
+            return points.one_length_each(_predict_decodings, apart)
     classes = np.array([law.classes if known else -1 for law, known in zip(points.laws, independent, strict=True)])[points.law]
     found = np.empty((len(Moments._fields), which.size))
     for number in np.flatnonzero(classes < 0).tolist():
@@ -81,7 +87,8 @@ def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
     for count in np.unique(classes[classes > 0]).tolist():
         own = np.flatnonzero(classes == count)
         part = points.at(own)
-        found[:, own] = tree_rounds.moments_of_pairs(parameters, tokens, part.laws, price, part.law, part.price)
+        pairs = part.laws, price, part.law, part.price, part.lengths
+        found[:, own] = tree_rounds.moments_of_pairs(parameters, tokens, *pairs)
     return prediction_of(points, Moments(*found), units_alike(price))
 
 

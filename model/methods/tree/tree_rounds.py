@@ -24,7 +24,7 @@ from model.methods.tree.algorithm import EAGLE_2, Parameters
 from model.methods.tree.draft_trees import ROOT, DraftTree, require_rates
 from model.outcomes import round_counts
 from model.outcomes.rank_laws import RankLaw, RankRates, Ranks, ReplayedRanks
-from model.outcomes.round_counts import RoundEnds, RoundTimes
+from model.outcomes.round_counts import PricesOfRounds, RoundEnds, RoundTimes
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
@@ -348,19 +348,20 @@ def ends_of_laws(
 
 def moments_of_pairs(
     parameters: Parameters, tokens: int, laws: Sequence[RankRates], prices_of_costs: TreePrices, law: NDArray[np.intp],
-    price: NDArray[np.intp],
+    price: NDArray[np.intp], lengths: Integers | None = None,
 ) -> Moments:  # fmt: skip
     """`moments` with independent rounds, of pairs of laws and prices; arrays of shape (pairs,).
 
     Laws have as many classes each, and prices a leading axis of costs. Where times depend on the drafted levels only, rounds are
     counted once for all prices. Else what the first draft pass of a round reads more than usual is added to the round before.
+    `lengths` are the tokens of each pair if they differ; then the former must hold, and prices are those of the largest, `tokens`.
     """
     levels, row = prices_of_costs.levels, prices_of_costs.row
     known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(levels).tolist()}
-    alike = _first_with_levels(prices_of_costs)
     time, busy = prices_of_costs[:2]
-    if all((each[:, alike, :1] == each).all() for each in (time, busy)):
-        return _of_counts(parameters, tokens, known, prices_of_costs, law, price)
+    if by_levels_only(prices_of_costs):
+        every = np.array([tokens]) if lengths is None else lengths
+        return _of_counts(parameters, tokens, known, prices_of_costs, law, price, every)
     ends = [known[count][0] for count in levels.tolist()]
     times: tuple[list[Floats], list[Floats]] = ([], [])
     for start, count in enumerate(levels.tolist()):
@@ -376,6 +377,12 @@ def moments_of_pairs(
     return Moments(mean, variance, spent, operations[price, law], mass.sum(axis=0)[law], drafted[law])
 
 
+def by_levels_only(prices_of_costs: TreePrices) -> bool:
+    """True if times of rounds, at each of several costs, depend on the drafted levels only."""
+    alike = _first_with_levels(prices_of_costs)
+    return all(bool((each[:, alike, :1] == each).all()) for each in prices_of_costs[:2])
+
+
 def _first_with_levels(price: TreePrices) -> NDArray[np.intp]:
     """For each row of prices that of the first position that drafts as many levels."""
     position = np.unique(price.row, return_index=True)[1]
@@ -385,7 +392,7 @@ def _first_with_levels(price: TreePrices) -> NDArray[np.intp]:
 
 def _of_counts(
     parameters: Parameters, tokens: int, known: Mapping[int, tuple[RoundEnds, Integers]], prices_of_costs: TreePrices,
-    law: NDArray[np.intp], price: NDArray[np.intp],
+    law: NDArray[np.intp], price: NDArray[np.intp], lengths: Integers,
 ) -> Moments:  # fmt: skip
     """`moments_of_pairs` where times depend on the drafted levels only; `known` has the endings by drafted levels."""
     most, taken = parameters.levels, levels_of(parameters, tokens)
@@ -397,24 +404,12 @@ def _of_counts(
         if of is not None:
             np.add.at(chance, np.minimum(of.accepted, remaining), of.chance)
         ends.append(chance)
-    counts = round_counts.counts_of_ends(tokens, ends)
     # Rounds that begin with 0, 1, ... further tokens to come are at these positions; with more than `most`, at the first one.
     where = prices_of_costs.row[np.maximum(tokens - 1 - np.arange(most + 1), 0)]
     time, busy = (each[:, where, 0] for each in prices_of_costs[:2])
-    operations = prices_of_costs.operations[:, where]
-    found = np.empty((4, law.size))
-    for at in range(0, law.size, _PAIRS):
-        part = slice(at, at + _PAIRS)
-        own, mine = round_counts.RoundCounts(*(each[law[part]] for each in counts)), price[part]
-        sums = (np.einsum("pk,pk->p", own.mean, each[mine]) for each in (busy, operations))
-        found[:, part] = *round_counts.priced(own, time[mine]), *sums
-    drafted = counts.mean @ prices_of_costs.drafted[where]
-    mean_time, variance, spent, worked = found
-    return Moments(mean_time, variance, spent, worked, counts.mean.sum(axis=1)[law], drafted[law])
-
-
-_PAIRS = 20_000
-"""Pairs that are priced together."""
+    by_remaining = PricesOfRounds(time, busy, prices_of_costs.operations[:, where], prices_of_costs.drafted[where])
+    distinct, length = np.unique(np.broadcast_to(lengths, law.size), return_inverse=True)
+    return Moments(*round_counts.moments_of_pairs(distinct, ends, by_remaining, law, length, price))
 
 
 def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates], weights: Floats | None = None) -> Floats:

@@ -110,6 +110,7 @@ class RecordedAcceptance(RecordedOutcomes):
 class AcceptanceByDraftPosition(LawRecord):
     """The j-th token of a draft is accepted with probability `acceptance_rates[j]` if those before it were."""
 
+    USES = ("parameters",)
     RATES = LISTED = ("acceptance_rates",)
     BY_DRAFT_POSITION = True
 
@@ -145,6 +146,7 @@ class LevelsOfDifficulty(LawRecord):
     with the position in the draft relative to those of one level.
     """
 
+    USES = ("parameters",)
     RATES = ("acceptance_rates",)
     BY_DRAFT_POSITION = True
 
@@ -185,6 +187,7 @@ class AcceptanceCurve(LawRecord):
     (`model.engines.acceptance_curves`).
     """
 
+    USES = ("parameters",)
     RATES = ("mean_acceptance_lengths",)
     BY_DRAFT_POSITION = True
 
@@ -240,6 +243,7 @@ class SharedRate(LawRecord):
     It raises the tokens per round; the smaller the concentration, the more.
     """
 
+    USES = ("parameters",)
     RATES = ("acceptance_rate",)
     BY_DRAFT_POSITION = True
 
@@ -266,6 +270,7 @@ class AcceptanceOfDistributions(LawRecord):
     if both have the same likeliest token. As each model has one distribution, this is for examples, and not for language models.
     """
 
+    USES = ("parameters",)
     BY_DRAFT_POSITION = True
 
     p: tuple[float, ...]
@@ -430,6 +435,7 @@ class ReportedByEngine(LawRecord):
     of `trtllm` may be the "forced" one, without the target's token. `trials` is the number of tested tokens.
     """
 
+    USES = ("parameters",)
     RATES = ("rate", "length")
 
     engine: str
@@ -474,6 +480,8 @@ class EngineLog(LawRecord):
     By draft position if the record has all positions, and the method tests whole drafts; else independent, with the rate that gives
     the record's mean acceptance length at its draft length. Drafts may not be longer than those of the record.
     """
+
+    USES = ("parameters",)
 
     file: str
     source: str = "measured"
@@ -543,6 +551,8 @@ class PublishedAcceptance(LawRecord):
     that it quotes.
     """
 
+    USES = ("parameters",)
+
     task: str
     table: str = "deck-table-2"
     reading: str = "stated"
@@ -575,6 +585,7 @@ READINGS = ("stated", "drafted")
 class TwoClassConfidence(LawRecord):
     """Low confidence of a draft model: its probability for drafted tokens that are accepted, and for all others."""
 
+    USES = ("parameters",)
     RATES = ("low_if_accepted", "low_if_rejected")
 
     low_if_accepted: float

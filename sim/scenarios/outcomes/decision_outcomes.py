@@ -58,6 +58,7 @@ class DecisionRates(LawRecord):
     `trials` is the number of the small model's passes on which the rates are based. The method must have no thresholds.
     """
 
+    USES = ("parameters",)
     RATES = ("fallback_rate", "rollback_rate")
 
     fallback_rate: float
@@ -144,6 +145,8 @@ class DecisionsAtThresholds(LawRecord):
     distribution of `model.methods.bild.threshold_decisions.synthetic`, with confidence ~ Beta(sureness, 1) and correct with that
     probability. The method must have both thresholds.
     """
+
+    USES = ("parameters",)
 
     file: str | None = None
     sureness: float | None = None

@@ -55,6 +55,7 @@ class IndependentLookups(LawRecord):
     Each is accepted with probability `acceptance_rate` if those before it were. `trials` is the number of lookups.
     """
 
+    USES = ("parameters",)
     RATES = ("hit_rate", "acceptance_rate")
 
     hit_rate: float
@@ -100,6 +101,7 @@ class IndependentLookups(LawRecord):
 class LookupsInStretches(LawRecord):
     """As `iid`, with another probability of a match after a round that accepted drafted tokens: text repeats in stretches."""
 
+    USES = ("parameters",)
     RATES = ("hit_rate", "hit_rate_after_acceptance", "acceptance_rate")
 
     hit_rate: float
@@ -128,6 +130,7 @@ class LookupsByMatch(LawRecord):
     `draft_length` and `length_factor` allow; one shorter than its `min_match` counts as none.
     """
 
+    USES = ("parameters",)
     RATES = ("match_rates", "acceptance_rates", "match_rates_after_acceptance")
 
     match_lengths: tuple[int, ...]

@@ -110,8 +110,8 @@ class LawRecord(ABC):
     LISTED: ClassVar[tuple[str, ...]] = ()
     """Those that are lists of rates which `varied` takes."""
 
-    FIXED: ClassVar[bool] = False
-    """True if the law does not depend on the method's parameters or the number of tokens; points then share it."""
+    USES: ClassVar[tuple[str, ...]] = ("parameters", "tokens")
+    """What `outcome` uses; points that differ in nothing else share it."""
 
     BY_DRAFT_POSITION: ClassVar[bool] = False
     """True if the law is by position in a draft, which methods with drafts that continue over rounds refuse."""
@@ -137,7 +137,7 @@ class LawRecord(ABC):
 class OneRate(LawRecord):
     """Independent outcomes, all with the rate of the first key; `trials` is the number of trials."""
 
-    FIXED = True
+    USES = ()
 
     trials: int | None
     source: str

@@ -32,6 +32,7 @@ class RanksAtPositions(LawRecord):
     The first rate is the acceptance rate in greedy decoding. `trials` is the number of positions at which ranks were counted.
     """
 
+    USES = ("parameters",)
     RATES = ("rank_rates",)
 
     rank_rates: tuple[float, ...]
@@ -58,6 +59,7 @@ class RanksAtPositions(LawRecord):
 class PowerLaw(LawRecord):
     """The target's token is none of the draft's F likeliest with probability (1 - `acceptance_rate`) F^-`exponent`."""
 
+    USES = ("parameters",)
     RATES = ("acceptance_rate", "exponent")
 
     acceptance_rate: float

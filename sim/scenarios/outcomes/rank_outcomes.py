@@ -35,6 +35,7 @@ class RanksByDepth(LawRecord):
     holds at every depth. `trials` is the number of drafts.
     """
 
+    USES = ("parameters",)
     RATES = ("rank_rates",)
 
     rank_rates: tuple[Any, ...]
@@ -73,6 +74,7 @@ class RanksByClass(LawRecord):
     knows the class of its draft.
     """
 
+    USES = ("parameters",)
     RATES = ("rank_rates", "weights")
 
     rank_rates: tuple[Any, ...]
