@@ -76,7 +76,7 @@ def test_no_help_imports_a_heavy_library(name: str, tmp_path: Path) -> None:
 
 
 def alike() -> dict[str, list[tuple[str, ...]]]:
-    """Commands that may import the same libraries. Together they import no other just if none of them does: one process is enough."""
+    """Commands that may import the same libraries. Together they import no other if and only if none does: one process shows it."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for (_, *arguments), allowed in ALLOWED.items():
         found.setdefault(" ".join(sorted(allowed)), []).append(tuple(arguments))

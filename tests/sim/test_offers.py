@@ -145,12 +145,12 @@ def test_declined_offers_change_nothing(case: str, cost: str, draws: list[int]) 
 
 
 @pytest.mark.parametrize("tokens", [1, 5, TOKENS])
-@pytest.mark.parametrize("case", ["plain", "skipdecode", "skipdecode, no gaps", "speculative", "bild"])
+@pytest.mark.parametrize("case", ["plain", "skipdecode", "skipdecode, no gaps", "speculative", "bild", "ppd", "ppd, eager"])
 def test_a_decoding_that_is_cut_short_ends_at_the_token_that_was_wanted(case: str, tokens: int) -> None:
     """The algorithm would decode more than the run asks for."""
     module, choice = CHOICES[case]
     runs = [
-        simulate(steps, tokens, Cluster(1), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
+        simulate(steps, tokens, Cluster(choice.units), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
         for steps in (module.decode(choice, [0], TOKENS), declining(module.decode(choice, [0], TOKENS)))
     ]
     assert runs[0] == runs[1]
