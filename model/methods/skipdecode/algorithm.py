@@ -139,8 +139,9 @@ class Parameters(batching.StaticBatching):
     def spans(self, tokens: int) -> Sequence[LayerSpan]:
         """Layers of the first, second, ... generated token; computed once for all decodings of a run.
 
-        >>> [span.size for span in Parameters(12, 4, 12, 4, 8).spans(4)]
-        [12, 10, 8, 6]
+        >>> choice = Parameters(12, 4, 12, 4, 8)
+        >>> [[span.size for span in choice.spans(tokens)] for tokens in (4, 2)]
+        [[12, 10, 8, 6], [12, 10]]
         """
         if tokens not in self._spans:
             budgets = schedule(self, tokens)
