@@ -65,6 +65,16 @@ class SlowReads(UnitCost):
         return 0.25
 
 
+@dataclass(frozen=True)
+class EngineSteps(UnitCost):
+    """Costs in which a part of each pass from the first layer on is the overhead of an engine step."""
+
+    steps_take_time = True
+
+    def overhead_of(self, step: Forward) -> float:
+        return 0.0 if step.layers.first else 0.3
+
+
 class Other(World):
     """Answers of another rule."""
 
@@ -336,6 +346,15 @@ def test_rounds_ahead_take_as_long_as_their_passes(case: str, more: dict[str, An
             for steps in (module.decode(choice, [0], TOKENS), declining(module.decode(choice, [0], TOKENS)))
         ]
         assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("case", AHEAD)
+def test_times_of_rounds_ahead_are_summed_in_the_order_of_their_passes(case: str) -> None:
+    """Sums of times without overheads are rounded in that order, also where passes end together."""
+    draws, cost = [0, 1, 2, 3, 4, 5] * (TOKENS // 3), EngineSteps(LAYERS)
+    one, other = (decoded(case, draws, cost, declined=declined) for declined in (False, True))
+    assert one == other
+    assert one.target_time < one.busy
 
 
 @pytest.mark.parametrize("cost", ["uniform", "by position"])
