@@ -504,7 +504,7 @@ def test_times_from_tables_are_those_of_each_pass() -> None:
 
 @pytest.mark.parametrize("case", CHOICES)
 def test_times_that_decodings_share_are_those_of_their_own_costs(case: str) -> None:
-    """Whatever was simulated before, with these or other costs, or with a copy of them without overheads."""
+    """Also after decodings with other costs, or with a copy of them without overheads."""
     draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
     options: list[dict[str, Any]] = [{}, {"final_head": 0.25}, {"verify_cost": ((1, 1.0), (9, 3.0))}, {"dispatch": 0.5}]
 
