@@ -97,10 +97,14 @@ class StaticBatching(MethodParameters):
 
     def plain_steps(self, tokens: int) -> int:
         """Steps of plain decoding of the same batches."""
+        if self.decoded_sequences == 1:
+            return tokens
         return sum(max(batch.values()) for batch in self.batches(tokens))
 
     def total_tokens(self, tokens: int) -> int:
         """Total tokens of all decoded sequences."""
+        if self.decoded_sequences == 1:
+            return tokens
         return sum(sum(batch.values()) for batch in self.batches(tokens))
 
     def shortened(self, tokens: int) -> Self:

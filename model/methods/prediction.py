@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs import many_costs
+from model.costs import many_costs, watched_costs
 from model.costs.many_costs import Varied, VariedCosts
 from model.costs.step_costs import StepCosts
 from model.methods.method_parameters import MethodParameters
@@ -41,6 +41,11 @@ class ChoiceGroup(NamedTuple, Generic[Chosen]):
     def lengths(self) -> Integers:
         """Tokens of each choice, shape (choices,)."""
         return np.broadcast_to(np.asarray(self.tokens, dtype=np.int64), len(self.costs))
+
+    def check_tokens(self) -> None:
+        """Raise ParameterError if a number of tokens contradicts the parameters."""
+        for tokens in [self.tokens] if isinstance(self.tokens, int) else np.unique(self.tokens).tolist():
+            self.parameters.check_tokens(tokens)
 
     def choice(self, place: int) -> MethodChoice[Chosen]:
         """One of the choices."""
@@ -78,24 +83,8 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         return np.concatenate([group.lengths for group in self.groups])
 
     def values(self, value: Callable[[MethodChoice[Chosen]], float]) -> Floats:
-        """Value of each choice; evaluated once for a group whose costs vary in numbers that it does not read."""
-        found = []
-        for group in self.groups:
-            parameters, tokens, costs = group
-            if not isinstance(tokens, int):
-                found.append(_by_length(value, group))
-                continue
-            same: Any = None
-            if isinstance(costs, VariedCosts):
-                each = costs.distinct(lambda cost: value(MethodChoice(parameters, tokens, cost)))  # noqa: B023  called here
-                same = None if each is None else np.array(each[0])[each[1]]
-            elif isinstance(costs, Varied):
-                same = _without_cost(value, parameters, tokens)
-            if same is not None:
-                found.append(np.broadcast_to(same, len(costs)))
-                continue
-            found.append(np.array([value(MethodChoice(parameters, tokens, cost)) for cost in costs]))
-        return np.concatenate(found).astype(np.float64)
+        """Value of each choice; evaluated once for choices that differ in nothing that it reads."""
+        return np.concatenate([_values(value, group) for group in self.groups])
 
     def plain_times(self) -> Floats:
         """Time of plain decoding with each choice."""
@@ -109,13 +98,35 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         return np.concatenate(found)
 
 
-def _by_length(value: Callable[[MethodChoice[Any]], float], group: ChoiceGroup[Any]) -> Floats:
-    """Value of each choice of a group, evaluated once for choices of equal length if it does not depend on the cost."""
-    lengths, which = np.unique(group.lengths, return_inverse=True)
-    each = [_without_cost(value, group.parameters, tokens) for tokens in lengths.tolist()]
-    if any(one is None for one in each):
-        return np.array([value(group.choice(place)) for place in range(len(group.costs))], dtype=np.float64)
-    return np.array(each, dtype=np.float64)[which]
+def _values(value: Callable[[MethodChoice[Any]], float], group: ChoiceGroup[Any]) -> Floats:
+    """Value of each choice of a group."""
+    if isinstance(group.tokens, int):
+        return _values_of_costs(value, group.parameters, group.tokens, group.costs)
+    same = watched_costs.unread(lambda tokens: _values_of_costs(value, group.parameters, tokens, group.costs))
+    if same is not None:
+        return same
+    found = np.empty(len(group.costs))
+    lengths, which = np.unique(group.tokens, return_inverse=True)
+    for number, tokens in enumerate(lengths.tolist()):
+        mine = np.flatnonzero(which == number)
+        found[mine] = _values_of_costs(value, group.parameters, tokens, _costs_at(group.costs, mine))
+    return found
+
+
+def _values_of_costs(
+    value: Callable[[MethodChoice[Any]], float], parameters: Any, tokens: int, costs: Sequence[StepCosts]
+) -> Floats:  # fmt: skip
+    """Value of choices with each of these costs."""
+    if isinstance(costs, VariedCosts):
+        each = costs.distinct(lambda cost: value(MethodChoice(parameters, tokens, cost)))
+        if each is not None:
+            return np.asarray(np.array(each[0], dtype=np.float64)[each[1]])
+    elif isinstance(costs, Varied):
+        same = _without_cost(value, parameters, tokens)
+        if same is not None:
+            return np.full(len(costs), float(same))
+    single, which = _distinct(costs) if not isinstance(costs, Varied) else (costs, np.arange(len(costs)))
+    return np.array([value(MethodChoice(parameters, tokens, cost)) for cost in single], dtype=np.float64)[which]
 
 
 class _CostIsReadError(Exception):
@@ -215,7 +226,7 @@ class DecodingPoints(Generic[Chosen]):
     def at(self, index: NDArray[np.intp]) -> DecodingPoints[Chosen]:
         """Subset of the points, in this order, with the laws that they use."""
         used, law = np.unique(self.law[index], return_inverse=True)
-        means, lengths = (None if each is None else each[index] for each in (self.means, self.lengths))
+        means, lengths = None if self.means is None else self.means[index], None if self.lengths is None else self.lengths[index]
         laws = [self.laws[each] for each in used.tolist()]
         return replace(self, laws=laws, law=law, price=self.price[index], means=means, lengths=lengths)
 
@@ -292,14 +303,14 @@ def predict_by_decoding(
     for group in groups.groups:
         one = group.costs.first if isinstance(group.costs, Varied) else group.costs[0]
         together = lengths_together and one.uniform and group.parameters.decoded_sequences == 1
-        lengths, which = _lengths_apart(group, together=together)
-        own = []
-        for tokens in lengths:
+        apart, which = _lengths_apart(group, together=together)
+        of_lengths = []
+        for tokens in apart:
             key = id(group.parameters), tokens, type(one), one.uniform
             if key not in seen:
                 seen[key] = number.setdefault((group.parameters, *key[1:]), len(number))
-            own.append(seen[key])
-        kinds.append(np.array(own, dtype=np.intp)[which])
+            of_lengths.append(seen[key])
+        kinds.append(np.array(of_lengths, dtype=np.intp)[which])
     tokens_of = groups.lengths
     group_of = np.repeat(np.arange(len(groups.groups)), np.diff(groups.starts))
     # Choices of one kind follow each other in `by_kind`, and so do the points of each choice in `order`.
@@ -322,11 +333,12 @@ def predict_by_decoding(
             laws, law = np.unique(law, return_inverse=True) if (law != law[0]).any() else (law[:1], np.zeros_like(law))
             of = [points.laws[each] for each in laws.tolist()]
             part, lengths = price[starts[start] : starts[stop]] - start, tokens_of[chosen[start:stop]]
-            several = lengths[0] != lengths[-1] or bool((lengths != lengths[0]).any())
+            several = bool((lengths != lengths[0]).any())
             cost, which = _joined_costs(groups, chosen[start:stop], group_of[chosen[start:stop]], known, distinct=several)
-            part, each = part if which is None else which[part], lengths[part] if several else None
+            own = lengths[part] if several else None
+            part = part if which is None else which[part]
             means = None if points.means is None else points.means[here]
-            found.append(predict(DecodingPoints(parameters, int(lengths.max()), of, cost, law, part, means, each)))
+            found.append(predict(DecodingPoints(parameters, int(lengths.max()), of, cost, law, part, means, own)))
     return Prediction.joined(found).at(np.argsort(order))
 
 
@@ -353,7 +365,7 @@ def _joined_costs(
     for start, stop in itertools.pairwise(bounds):
         number = int(group[start])
         costs, places = groups.groups[number].costs, choices[start:stop] - groups.starts[number]
-        part = costs.at(places) if isinstance(costs, Varied) else [costs[place] for place in places.tolist()]
+        part = _costs_at(costs, places)
         if distinct:
             part, which = _distinct(part)
             index.append(begin + which)
@@ -366,6 +378,10 @@ def _joined_costs(
     if key not in known:
         known[key] = many_costs.joined_groups(parts)
     return known[key], which_of
+
+
+def _costs_at(costs: Sequence[StepCosts], places: NDArray[np.intp]) -> Sequence[StepCosts]:
+    return costs.at(places) if isinstance(costs, Varied) else [costs[place] for place in places.tolist()]
 
 
 def _distinct(costs: Sequence[StepCosts]) -> tuple[Sequence[StepCosts], NDArray[np.intp]]:

@@ -46,7 +46,7 @@ class Group(Protocol[Part]):
 
 
 class CaseGroup:
-    """Cases that differ in numbers of their costs, and in their number of tokens, only; else equal cases, of which there are `size`.
+    """Cases that differ in numbers of their costs, and in their number of tokens, only; or `size` equal ones.
 
     Parameters
     ----------
@@ -62,6 +62,7 @@ class CaseGroup:
         self.first, self.costs, self.tokens = first, costs, tokens
         self.size = len(costs) if costs is not None else size if tokens is None else tokens.size
         self._made: dict[int, Case] = {}
+        self._of_length: dict[int, Case] = {}
 
     def __len__(self) -> int:
         return self.size
@@ -76,7 +77,9 @@ class CaseGroup:
     def at(self, places: Index) -> CaseGroup:
         """A subset of the cases, in this order."""
         costs, tokens = (None if each is None else _at(each, places) for each in (self.costs, self.tokens))
-        return CaseGroup(self.first, costs, places.size, tokens)
+        found = CaseGroup(self.first, costs, places.size, tokens)
+        found._of_length = self._of_length  # these keep what was computed from them
+        return found
 
     def distinct(self, value: Callable[[Case], Value], places: Index) -> tuple[list[Value], Index]:
         """Values of these cases, and the index of each case's value; one for cases between which nothing that it uses differs."""
@@ -107,15 +110,28 @@ class CaseGroup:
             return self.tokens
         return None if self.costs is None else self.costs.numbers.get(name)
 
+    def of_length(self, tokens: int) -> Case:
+        """The first case, with this number of tokens."""
+        if self.tokens is None:
+            return self.first
+        if tokens not in self._of_length:
+            self._of_length[tokens] = self.first.with_tokens(tokens)
+        return self._of_length[tokens]
+
+    def lengths(self, places: Index) -> tuple[list[int], Index]:
+        """Distinct numbers of tokens of these cases, and the index of each case's."""
+        if self.tokens is None:
+            return [self.first.settings.tokens], np.zeros(places.size, dtype=np.intp)
+        distinct, which = np.unique(self.tokens[places], return_inverse=True)
+        return distinct.tolist(), which
+
     def by_length(self, places: Index) -> Iterator[tuple[Case, Any]]:
         """For each number of tokens of these cases a case, the first one's but for tokens, and where they are in `places`."""
-        if self.tokens is None:
-            yield self.first, slice(None)
-            return
-        lengths, which = np.unique(self.tokens[places], return_inverse=True)
+        distinct, which = self.lengths(places)
         order = np.argsort(which, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
-        yield from zip(map(self.first.with_tokens, lengths.tolist()), parts, strict=True)
+        bounds = np.searchsorted(which[order], np.arange(len(distinct) + 1)).tolist()
+        for tokens, start, stop in zip(distinct, bounds[:-1], bounds[1:], strict=True):
+            yield self.of_length(tokens), order[start:stop]
 
     def costs_of(self, which: str) -> Sequence[StepCosts]:
         """Costs of the cases; `which` is that of `Case.cost_at`."""

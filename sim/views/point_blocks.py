@@ -73,11 +73,12 @@ class PointBlock:
         known: dict[tuple[int, int], float] = {}
         found = np.empty(used.size)
         for group, part, places in self.segments:
-            for case, mine in group.by_length(places):
-                key = id(case.parameters), case.settings.tokens
+            lengths, which = group.lengths(places)
+            keys = [(id(group.first.parameters), tokens) for tokens in lengths]
+            for key in keys:
                 if key not in known:
-                    known[key] = value(case)
-                found[part][mine] = known[key]
+                    known[key] = value(group.of_length(key[1]))
+            found[part] = np.array([known[key] for key in keys])[which]
         return found[index]
 
     def case(self, point: int) -> Case:
@@ -229,7 +230,7 @@ def _several(
 
 
 def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]]:
-    """Axes of a number of the costs or of tokens, and of rates of the outcomes (kind and key), by their place in the grid's shape."""
+    """Axes of tokens or a number of the costs, and of rates of the outcomes (kind and key), by their place in the grid's shape."""
     costs, rates = {}, {}
     for place, axis in enumerate(grid.axes, start=1):
         section, *path = axis.path.split(".")

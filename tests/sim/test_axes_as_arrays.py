@@ -32,6 +32,7 @@ from sim.scenarios.grid import Grid
 from sim.scenarios.outcomes.outcome_records import VariedOutcomes
 from sim.scenarios.part_columns import CaseGroup, PartColumn
 from sim.views import formula_view, point_blocks
+from sim.views.point_blocks import TOKENS
 from tests.support.tiers import examples
 
 ACCEPTANCE = {"kind": "iid", "acceptance_rate": 0.6}
@@ -214,10 +215,20 @@ def axes(draw: st.DrawFn) -> Any:
 
 
 @st.composite
+def lengths(draw: st.DrawFn) -> Any:
+    """Numbers of tokens, some of them invalid."""
+    values: list[Any] = draw(st.lists(st.integers(1, 24), min_size=1, max_size=8))
+    if draw(st.booleans()):
+        values.insert(draw(st.integers(0, len(values))), draw(st.sampled_from([0, -1, 2.5, True, "x", 10**9, 10**30])))
+    return values
+
+
+@st.composite
 def grids(draw: st.DrawFn) -> dict[str, Any]:
     tables = SCENARIOS[draw(st.sampled_from([*SCENARIOS]))]
-    names = draw(st.lists(st.sampled_from([f"cost.{name}" for name in COSTS] + [*RATES] * 2), min_size=1, max_size=2, unique=True))
-    sweep = tables.get("sweep", {}) | {name: draw(axes()) for name in names}
+    costs = [f"cost.{name}" for name in COSTS]
+    names = draw(st.lists(st.sampled_from([*costs, *RATES * 2, *[TOKENS] * 6]), min_size=1, max_size=2, unique=True))
+    sweep = tables.get("sweep", {}) | {name: draw(lengths() if name == TOKENS else axes()) for name in names}
     return {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **tables, "sweep": sweep}
 
 
@@ -259,6 +270,10 @@ FIXED = [0.5, 0.125, 1.5, 0.0, 1.0, 0.25, -0.5, 0.75, 1e-14, 0.375]
 """Values of an axis, some of them invalid: as a rate, as a time, or as the ratio of a medium model."""
 
 
+LENGTHS = [6, 1, 30, 2, 0, 9, 3, 6, 16, 5]
+"""Numbers of tokens, one of them invalid and one longer than the schedule of SkipDecode."""
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a part of the points, which uses a part of each group, and of two costs at once."""
@@ -266,6 +281,7 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
     sweeps: list[dict[str, Any]] = [{path: FIXED} for path in (*[f"cost.{cost}" for cost in COSTS], *RATES)]
     sweeps += [{"cost.link": [0.0, 3.0, 0.5, 4.0, 1.0, 2.5]}, {"cost.cost_ratio": FIXED, "cost.link": [0.0, 0.25, 2.0]}]
     sweeps += [{"cost.dispatch": FIXED, "cost.cost_ratio": [0.1, 0.5, 0.9]}]
+    sweeps += [{TOKENS: LENGTHS}, {TOKENS: LENGTHS, "cost.cost_ratio": FIXED}, {"cost.final_head": FIXED, TOKENS: LENGTHS}]
     monkeypatch.setattr(point_blocks, "FEW", 0)
     compared = 0
     for sweep in sweeps:

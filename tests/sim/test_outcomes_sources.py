@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections import Counter
 from dataclasses import fields
 from typing import Any
@@ -17,6 +20,7 @@ from model.outcomes.outcome_kinds import KINDS
 from sim.runs import sweep
 from sim.scenarios import outcomes_section
 from sim.scenarios.grid import Grid
+from sim.scenarios.outcomes.outcome_records import LawRecord
 from sim.views import evaluation
 
 LEAST: dict[str, dict[str, Any]] = {
@@ -49,6 +53,14 @@ def test_invalid_sources_and_trials_are_refused(name: str) -> None:
         assert law(**LEAST[name], trials=1).trials == 1
         with pytest.raises(ParameterError, match="trials must be at least 1, got 0"):
             law(**LEAST[name], trials=0)
+
+
+@pytest.mark.parametrize("record", sorted({law for laws in outcomes_section.LAWS.values() for law in laws.values()}, key=str))
+def test_laws_use_nothing_but_what_they_say(record: type[LawRecord]) -> None:
+    """Points that differ in nothing that a law uses share it. Some say more than they use, as a method may refuse them."""
+    (outcome,) = ast.parse(textwrap.dedent(inspect.getsource(record.outcome))).body
+    names = {each.id for each in ast.walk(outcome) if isinstance(each, ast.Name)}
+    assert names & {"parameters", "tokens"} <= {*record.USES}
 
 
 def test_each_kind_of_outcome_is_listed_once() -> None:

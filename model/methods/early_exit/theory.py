@@ -102,8 +102,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points."""
-    for parameters, tokens, _ in points.groups().groups:
-        parameters.check_tokens(tokens)
+    for group in points.groups().groups:
+        group.check_tokens()
     return predict_by_decoding(_predict_together, points, lambda parameters: parameters.layers + 1, lengths_together=True)
 
 

@@ -194,7 +194,7 @@ def _of_counts(
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that do not depend on the position: rounds are counted once for all prices."""
     taken = np.arange(longest + 1) if cut else np.full(longest + 1, longest)  # drafted tokens that are paid for
-    by_drafted = PricesOfRounds(*(each[:, taken] for each in prices), taken)
+    by_drafted = PricesOfRounds(prices.time[:, taken], prices.busy[:, taken], prices.operations[:, taken], taken)
     return round_counts.moments_of_pairs(lengths, round_counts.cut_ends(longest, survival), by_drafted, law, length, price)
 
 

@@ -63,8 +63,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, which are computed together for all laws and costs."""
-    for parameters, tokens, _ in points.groups().groups:
-        parameters.check_tokens(tokens)
+    for group in points.groups().groups:
+        group.check_tokens()
     batched = points.of_choices(lambda each: each.parameters.decoded_sequences) > 1
     several = points.of_choices(lambda each: each.parameters.concurrent_sequences) > 1
     parts = (~batched, _of_one_sequence), (batched & ~several, _of_one_after_another), (batched & several, _of_static_batches)

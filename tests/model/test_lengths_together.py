@@ -1,0 +1,126 @@
+"""Decodings of several lengths that are predicted together: each is predicted as it is alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.costs.layer_times import UnitCost
+from model.costs.many_costs import VariedCosts
+from model.methods import registry
+from model.methods.bild.threshold_decisions import Independent
+from model.methods.early_exit.finite_early_exit import Depths
+from model.methods.early_exit.theory import exit_pmf
+from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
+from model.methods.rounds.round_laws import Rounds
+from model.outcomes import round_counts
+from model.outcomes.lookup_laws import Lookups
+from model.outcomes.outcome_laws import ByPosition, Iid
+from model.outcomes.rank_laws import RankRates
+from tests.support.tiers import examples
+
+
+class Decodings(NamedTuple):
+    """A method's parameters, and the laws that its decodings have."""
+
+    method: str
+    parameters: dict[str, Any]
+    laws: list[Any]
+
+
+LONGEST = 40
+RATES = [Iid(0.0), Iid(0.3), Iid(0.8), Iid(1.0)]
+DECISIONS = [Independent(0.0, 0.0), Independent(0.2, 0.1), Independent(1.0, 0.0), Independent(0.3, 1.0)]
+RANKS = [RankRates([[[rate, 0.1]] * 2]) for rate in (0.2, 0.7)]
+EXITS = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]))
+BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
+CASES = {
+    "no drafts": Decodings("speculative", {"draft_length": 0}, RATES),
+    "speculative": Decodings("speculative", {"draft_length": 4}, [*RATES, Rounds([0.9, 0.5, 0.2, 0.1])]),
+    "drafts longer than most decodings": Decodings("speculative", {"draft_length": 12, "placement": "separate"}, RATES),
+    "a batch kept full": Decodings("speculative", {"draft_length": 3, "sequences": 4}, RATES),
+    "rates by position": Decodings("speculative", {"draft_length": 3}, [Iid(0.5), BY_POSITION]),
+    "self-speculative": Decodings("self_speculative", {"exit_layer": 4, "draft_length": 3}, RATES),
+    "bild": Decodings("bild", {"max_draft_length": 3}, DECISIONS),
+    "bild, code": Decodings("bild", {"max_draft_length": 7, "variant": "code"}, DECISIONS),
+    "bild by position": Decodings("bild", {"max_draft_length": 2}, [*DECISIONS, Independent([0.2] * LONGEST, [0.1] * LONGEST)]),
+    "tree": Decodings("tree", {"shape": "full", "draft_depth": 2, "width": 2, "placement": "separate"}, RANKS),
+    "tree, two kinds of sequences": Decodings(
+        "tree", {"shape": "full", "draft_depth": 2, "width": 2},
+        [*RANKS, RankRates([[[0.6, 0.2]] * 2, [[0.3, 0.1]] * 2], [0.5, 0.5], by_sequence=True)],
+    ),
+    "ngram": Decodings("ngram", {"draft_length": 3}, [Lookups.of_rates(0.4, rate, 3) for rate in (0.0, 0.6)]),
+    "ppd": Decodings("ppd", {"exit_layer": 5, "candidates": 2}, RATES),
+    "skipdecode": Decodings("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 3, "sequence_length": 50}, [None]),
+    "skipdecode, decaying prompt": Decodings(
+        "skipdecode",
+        {"min_layers": 2, "max_layers": 8, "prompt": 9, "sequence_length": 60, "decay_prompt": True, "rounding": "half-up"}, [None],
+    ),
+    "early exit at a layer": Decodings("early_exit", {"exit_layer": 5}, [None]),
+    "early exit": Decodings("early_exit", {}, [EXITS, Depths(exit_pmf([0.0] * 7 + [1.0]))]),
+    "early exit, backfill": Decodings("early_exit", {"fill": "backfill"}, [EXITS]),
+    "autoregressive": Decodings("autoregressive", {}, [None]),
+    "adaptive": Decodings("adaptive", {"policy": "optimum"}, RATES),
+}  # fmt: skip
+COST = UnitCost(8, cost_ratio=0.1, draft_devices=0.5, propagation=0.1)
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(data=st.data())
+@settings(max_examples=examples(10, 150), deadline=None)
+def test_each_length_is_predicted_as_alone(name: str, data: st.DataObject) -> None:
+    """Also where costs vary at the same time, equal choices come twice, and not all are asked for."""
+    case = CASES[name]
+    method, parameters = registry.method(case.method), registry.parameters(case.method)(layers=8, **case.parameters)
+    lengths = np.array(data.draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=8)), dtype=np.int64)
+    heads = data.draw(st.none() | st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=lengths.size, max_size=lengths.size))
+    costs: Any = [COST] * lengths.size if heads is None else VariedCosts(COST, {"final_head": np.array(heads)})
+    places = st.tuples(st.integers(0, lengths.size - 1), st.integers(0, len(case.laws) - 1))
+    pairs = np.array(data.draw(st.lists(places, min_size=1, max_size=12)), dtype=np.intp)
+    groups: GroupedChoices[Any] = GroupedChoices([ChoiceGroup(parameters, lengths, costs)])
+    found = method.predict_points(PredictionPoints(groups, case.laws, *pairs.T))
+    one, alone = np.zeros(1, dtype=np.intp), []
+    for which, law in pairs.tolist():
+        choice = MethodChoice(parameters, int(lengths[which]), costs[which])
+        alone.append(method.predict_points(PredictionPoints([choice], [case.laws[law]], one, one)))
+    expected = Prediction.joined(alone)
+    time = np.asarray(expected.latency)
+    for column, values in vars(expected).items():
+        ours = getattr(found, column)
+        assert (ours is None) == (values is None), column
+        if values is not None:  # variances are differences of squares
+            scale = time**2 if column == "latency_variance" else np.abs(values)
+            assert (np.isnan(ours) == np.isnan(values)).all(), column
+            assert (np.abs(ours - values)[~np.isnan(values)] <= (1e-12 * scale)[~np.isnan(values)]).all(), column
+
+
+@given(st.data())
+@settings(max_examples=examples(60, 1000), deadline=None)
+def test_rounds_of_several_lengths_are_counted_as_of_each(data: st.DataObject) -> None:
+    """Lengths below, at and above that of a draft, and those of more laws than are counted in a block."""
+    drafted = data.draw(st.integers(0, 6))
+    lengths = np.array(sorted(data.draw(st.sets(st.integers(1, 15), min_size=1, max_size=5))), dtype=np.int64)
+    laws = data.draw(st.sampled_from([1, 3, round_counts._FEW_LAWS + 2]))
+    survival = np.random.default_rng(data.draw(st.integers(0, 99))).uniform(0, 1, (laws, drafted)).cumprod(axis=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(round_counts, "_TOGETHER", 60)
+        found = round_counts.counts_of_lengths(lengths, round_counts.cut_ends(drafted, survival))
+    for number, tokens in enumerate(lengths.tolist()):
+        expected = round_counts.counts_of(drafted, tokens, survival)
+        for ours, one in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours[number * laws : (number + 1) * laws], one, rtol=1e-12, atol=1e-14)
+
+
+def test_pairs_beyond_a_block_are_priced_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, ends = np.arange(1, 9), round_counts.cut_ends(2, np.array([[0.5, 0.25], [0.75, 0.5]]))
+    time = np.array([[1.0, 2.0, 4.0], [1.0, 1.5, 1.75]])
+    prices = round_counts.PricesOfRounds(time, 2 * time, 3 * time, np.arange(3))
+    law, length, price = (each.ravel() for each in np.meshgrid([0, 1], np.arange(8), [0, 1]))
+    whole = round_counts.moments_of_pairs(lengths, ends, prices, law, length, price)
+    monkeypatch.setattr(round_counts, "_MOST_COUNTS", 50)
+    monkeypatch.setattr(round_counts, "_PAIRS", 3)
+    np.testing.assert_allclose(round_counts.moments_of_pairs(lengths, ends, prices, law, length, price), whole, rtol=1e-13)
