@@ -567,20 +567,41 @@ class ReadEach(NamedTuple):
     tokens: Sequence[int] = ()
 
 
-class ForkJoin(NamedTuple):
-    """An offer: sub-processes of one pass each, over one token at the same position, and a pass of this process meanwhile.
+class EarlyRounds(NamedTuple):
+    """An offer: all rounds that are left, each a token decoded by one process while others decode the next one in advance.
 
-    It stands for a `Fork` of passes `Forward(role, (tokens[i],), at, layers)` on `units[i]`, the pass `meanwhile`, and a `Join` of
-    the sub-processes. Answer: the output of `meanwhile` and one task for all sub-processes, of which `Adopt` names one by its
-    index, as its `hypothesis`; or None if it is declined.
+    A round stands for a pass up to the exit layer, a `Read` of the likeliest candidates there, a `Fork` of passes over them at the
+    next position, the pass through the layers that are left, a `Read` of the next token, a `Join` of the sub-processes or a `Stop`
+    of those with another token, and the `Commit`. If a candidate is that token, its output is adopted, and the next round's pass
+    goes on from there. Answer: the generated tokens, or None if it is declined.
+
+    Parameters
+    ----------
+    first
+        The first pass, over one token, up to the exit layer, with its logits; a process that has run more layers predicts after
+        these.
+    layers
+        Layers of the model.
+    candidates
+        Number of candidates of a round.
+    units
+        Units of the sub-processes: one for each candidate, or one for a pass over all of them.
+    tokens
+        Number of tokens to generate.
+    barrier
+        Sub-processes run as many layers as the main process has left, which waits for all of them. Else they run up to the exit
+        layer, the main process waits for the right one alone, and the others are stopped.
+    kinds
+        Origins of the tokens, as in `Commit`: one of the candidates, another one.
     """
 
-    role: str
-    tokens: Sequence[int]
-    at: int
-    layers: LayerSpan
+    first: Forward
+    layers: int
+    candidates: int
     units: Sequence[int]
-    meanwhile: Forward
+    tokens: int
+    barrier: bool
+    kinds: tuple[str, str]
 
 
 class NextTokens(NamedTuple):
@@ -604,7 +625,7 @@ class NextTokens(NamedTuple):
     kind: str
 
 
-Offer = DraftChain | DraftRounds | ReadEach | ForkJoin | NextTokens
+Offer = DraftChain | DraftRounds | ReadEach | EarlyRounds | NextTokens
 """Steps that stand for several others. Every interpreter may decline one by the answer None; the algorithm then yields the others.
 
 An interpreter that accepts must answer, count and time as if it had got the other steps: offers only save time.
@@ -651,7 +672,7 @@ class Stop(NamedTuple):
 class Adopt(NamedTuple):
     """Adopt the output of an ended task and its KV cache rows of layers [0, layers) at position `at`. Answer: that output.
 
-    If the task was a pass over several hypotheses, or of a `ForkJoin`, `hypothesis` is the index of the only token to adopt.
+    If the task was a pass over several hypotheses, `hypothesis` is the index of the only token to adopt.
     """
 
     task: Any

@@ -8,7 +8,8 @@ expectations are sums over the positions at which passes start.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -161,6 +162,11 @@ class StepCosts:
     def forward(self, step: Forward) -> float:
         """Time of a whole pass at its position."""
         return float(self.times(PassShape.of(step), position_of(step)))
+
+    @cached_property
+    def times_by_kind(self) -> dict[Hashable, float]:
+        """`forward` by kind of pass, where it is `uniform`, as far as the simulator has asked: all decodings share them."""
+        return {}
 
     @property
     def tabulated(self) -> bool:

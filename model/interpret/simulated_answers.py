@@ -19,6 +19,7 @@ from model.steps import (
     DraftedChain,
     DraftedRound,
     DraftRounds,
+    EarlyRounds,
     Forward,
     Lookup,
     NextTokens,
@@ -51,6 +52,10 @@ class Answers(Protocol):
 
     def draft_rounds(self, step: DraftRounds) -> Sequence[DraftedRound] | None:
         """Answer the reads of rounds whose tokens are all right; None: each must be asked for."""
+        return None
+
+    def early_matches(self, step: EarlyRounds) -> Sequence[bool] | None:
+        """Answer the reads of rounds: is the right token among the candidates? None: each must be asked for."""
         return None
 
     def read_each(self, step: ReadEach) -> Sequence[Any] | None:
@@ -196,6 +201,18 @@ class World:
             role == "target" != first.role and batch is first.batch is None and budget is None and layers.last == self.layers
             and not layers.gaps and token == first.tokens[-1] == at == first.at + len(first.tokens) - 1
         )  # fmt: skip
+
+    def early_matches(self, step: EarlyRounds) -> Sequence[bool] | None:
+        """Answer the reads of rounds that begin after a token that is right; else None."""
+        role, tokens, at, span, _, _, _, _, batch, _, _, budget = step.first
+        start = at + 1 - self.prompt
+        ranks = self.matches[start : start + step.tokens]
+        if (
+            type(self).read is not World.read or role != "target" or tokens != (at,) or step.layers != self.layers or span.gaps
+            or batch is not None or budget is not None or max(ranks, default=0) > step.candidates
+        ):  # fmt: skip
+            return None
+        return [*map(bool, ranks), *[False] * (step.tokens - len(ranks))]
 
     def read_each(self, step: ReadEach) -> Sequence[float] | None:
         """Answer reads of the target's likeliest tokens after all its layers; else None."""

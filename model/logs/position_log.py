@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from model.base import checks, json_and_parquet, typed_values
 from model.base.checks import ParameterError
 from model.logs.recorded_decoding import ModelIdentity
-from model.methods.bild.threshold_decisions import Decisions
-from model.methods.early_exit.theory import MEASURES
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from model.methods.bild.threshold_decisions import Decisions
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -233,6 +233,8 @@ class PositionLog:
         They are measured along the target's output, which differs from that method's output;
         `model.methods.bild.threshold_decisions` discusses the consequences.
         """
+        from model.methods.bild.threshold_decisions import Decisions
+
         columns = [self.column(name) for name in ("draft_confidence", "distance")]
         source = f"measured: {self.header['draft']['name']} along the text of {self.header['target']['name']}"
         sequences = zip(*columns, self.agreements(), strict=True)
@@ -246,6 +248,8 @@ class PositionLog:
 
         `measure` is `softmax` or `state`, as in `model.methods.early_exit.theory`.
         """
+        from model.methods.early_exit.algorithm import MEASURES
+
         checks.one_of("measure", measure, MEASURES)
         confidence = self.table["confidence" if measure == "softmax" else "saturation"].to_numpy().astype(np.float64)
         return np.asarray(np.clip(confidence, 0.0, 1.0))

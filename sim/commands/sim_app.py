@@ -169,13 +169,15 @@ def run(
         whole = frame if frame.height == report.rows else None  # of a larger table, figures read the points that they draw
         drawn = drawing.of_run(report.out, whole) if figures else []
         found = reports.findings(report)
-        document = reports.summarise(report, frame, drawn, found)
+        summary = reports.summarise(report, frame, drawn, found)
     except OSError as error:
         remedy = f"the tables in {report.out} are complete; draw the figures with `sim plot {report.out}`"
         print(f"error: {error.strerror or error} ({error.filename or report.out}); {remedy}", file=sys.stderr)
         raise typer.Exit(1) from None
     if as_json:
-        print(document)
+        print(summary.document)
+    elif columns is None and reports.prints_like_a_file():
+        print(summary.text, end="")
     else:
         reports.show(report, frame, drawn, asked=columns, found=found)
     if report.failed or report.disagreements:

@@ -12,6 +12,7 @@ event was scheduled between theirs (`SimulatedClock.call_together`).
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,10 +37,11 @@ from model.steps import (
     DraftedChain,
     DraftLimit,
     DraftRounds,
+    EarlyRounds,
     Fork,
-    ForkJoin,
     Forward,
     Join,
+    LayerSpan,
     Lookup,
     NextTokens,
     Read,
@@ -262,7 +264,7 @@ class _Engine:
         key = key_of(step)
         known = self.known.get(key)
         if known is None:
-            self.known[key] = known = KnownPass(self.cost, step)
+            self.known[key] = known = KnownPass(self.cost, step, key)
         if self.by_position:
             known.seconds = self.seconds_of(step, key)
         return known
@@ -286,7 +288,7 @@ class _Engine:
         Then no process holds a unit, and none can stop this one.
         """
         known = self.known_pass(step)
-        self.add_times(known, self.env.go_on(known.seconds))
+        self.add_each((known,), (self.env.go_on(known.seconds),))
         self.peak = self.peak or 1
         known.count(step)
 
@@ -376,42 +378,69 @@ class _Engine:
         self.done = len(result.tokens) >= self.wanted
         return tokens
 
-    def fork_join_alone(self, process: _Process, step: ForkJoin) -> tuple[Forward, _EndedPasses] | None:
-        """Make a pass and those of sub-processes, if all begin at once, each on a unit of its own; return its output and them."""
-        role, tokens, at, layers, units, meanwhile = step
-        count = len(units)
-        several = count == len({process.place, *units}) - 1 and min(units) >= 0 and max(units) < len(self.holders)
-        if self.cost.link or self.dispatching(count) or not several:
+    def rounds_ahead_alone(self, place: int, cache: Cache, step: EarlyRounds) -> Sequence[int] | None:
+        """Make rounds without events, if the passes of each round's sub-processes begin at once, each on a unit of its own."""
+        first, barrier, result = step.first, step.barrier, self.result
+        count, last = len(step.units), first.at + step.tokens - 1
+        usual = self.tabulated and step.tokens == self.wanted - len(result.tokens) and (barrier or self.cluster.stop == "now")
+        several = count == len({place, *step.units}) - 1 and min(step.units) >= 0 and max(step.units) < len(self.holders)
+        if not (usual and several) or self.cost.link or self.cost.promotion or self.dispatching(count):
             return None
-        first = Forward(role, (tokens[0],), at, layers)
-        process.cache.write(meanwhile)
-        process.cache.require(first)
-        own = self.known_pass(meanwhile)
-        own.count(meanwhile)
-        start = self.env.now
-        own_end = start + own.seconds
-        others = self.known_pass(first)
-        others.count(first, count)
-        end = start + others.seconds
-        if end < own_end:
-            self.add_times(others, end - start, count)
-        self.add_times(own, own_end - start)
-        if end >= own_end:
-            self.add_times(others, end - start, count)
-        self.env.go_to(max(own_end, end))
-        self.peak = max(self.peak, count + 1)
-        return meanwhile, _EndedPasses(first, tokens)
-
-    def add_times(self, known: KnownPass, took: float, passes: int = 1) -> None:
-        """Add the times of passes that took the same time, one by one, so that sums are rounded as those of separate passes."""
-        made = took - known.overhead
-        for _ in range(passes):
-            if known.is_target:
-                self.target_time += made
-                self.busy += took
+        matches, stages = self.world.early_matches(step), _RoundsAhead.by_depth(self, step)
+        if matches is None or any(min(stage.rest_times) <= 0 for stage in stages.values()):
+            return None  # the main process would end before the others begin
+        cache.write(first)
+        cache.write(stages[0].rest)
+        made: list[KnownPass] = []
+        took: list[float] = []
+        depth, now = 0, self.env.now
+        for at, match in enumerate(matches, first.at):
+            stage = stages[depth]
+            stage.rounds.append(at)
+            start = now + stage.before_times[at]
+            own_end, end = start + stage.rest_times[at], start + stage.ahead_times[at + 1]
+            # Those with a wrong candidate end with the main process, unless it waits for them.
+            others = [(end if barrier else min(end, own_end)) - start] * count
+            right = match and at < last
+            if right:
+                others[-1] = end - start
+            if end < own_end:
+                made += stage.ahead_first
+                took += (start - now, *others, own_end - start)
             else:
-                self.draft_time += made
-                self.busy += took * self.draft_devices
+                made += stage.rest_first
+                took += (start - now, own_end - start, *others)
+            depth = stage.ahead.layers.last if right else 0
+            now = max(own_end, end) if barrier or right else own_end
+            result.commits.append((now if barrier else own_end, step.kinds[not match], 1))
+        self.env.go_to(now)
+        self.add_each(made, took)
+        for stage in stages.values():
+            stage.count(count)
+        self.account.adoptions += sum(matches[:-1])
+        self.account.adopted_rows += sum([len(stage.rounds) * depth for depth, stage in stages.items()])
+        self.peak = max(self.peak, count + 1)
+        self.done = True
+        tokens = range(first.at + 1, last + 2)
+        result.tokens += tokens
+        return tokens
+
+    def add_each(self, made: Iterable[KnownPass], took: Iterable[float]) -> None:
+        """Add the times of passes, one by one, so that sums are rounded as those of passes with events."""
+        busy, draft_time, target_time, share = self.busy, self.draft_time, self.target_time, self.draft_devices
+        for known, time in zip(made, took, strict=True):
+            if known.is_target:
+                target_time += time - known.overhead
+                busy += time
+            else:
+                draft_time += time - known.overhead
+                busy += time * share
+        self.busy, self.draft_time, self.target_time = busy, draft_time, target_time
+
+    def known_times(self, step: Forward, last: int) -> tuple[KnownPass, Sequence[float]]:
+        """Return what is known of passes like this one, and their times by position, at least up to `last`."""
+        known = self.known_pass(step)
+        return known, self.table(step, key_of(step), last) if self.by_position else [known.seconds] * (last + 1)
 
     def count_alike(self, cache: Cache, step: Forward, count: int) -> tuple[KnownPass, Sequence[float]]:
         """Count `count` passes over one token each, which differ in nothing but the position, and record their rows.
@@ -428,18 +457,8 @@ class _Engine:
 
         Return the time before the first pass, and the times at which the passes end.
         """
-        busy, draft_time, target_time, share = self.busy, self.draft_time, self.target_time, self.draft_devices
         times = self.env.go_on_each(seconds)
-        before = times[0]
-        for known, after in zip(made, times[1:], strict=True):
-            took, before = after - before, after
-            if known.is_target:
-                target_time += took - known.overhead
-                busy += took
-            else:
-                draft_time += took - known.overhead
-                busy += took * share
-        self.busy, self.draft_time, self.target_time = busy, draft_time, target_time
+        self.add_each(made, map(operator.sub, times[1:], times))
         self.peak = self.peak or 1
         return times
 
@@ -463,11 +482,47 @@ class _AlikePasses:
         if found is None:
             engine, heads = self.engine, width if self.verified else self.first.heads
             step = self.first._replace(tokens=(0,) * width, heads=heads)
-            known = engine.known_pass(step)
-            times = engine.table(step, key_of(step), self.last) if engine.by_position else [known.seconds] * (self.last + 1)
-            self.known[width] = found = known, times
+            self.known[width] = found = engine.known_times(step, self.last)
         found[0].count_several(width, count, count * at + count * (count - 1) // 2)
         return found
+
+
+class _RoundsAhead:
+    """Rounds of `EarlyRounds` that begin at the same layer, and what is known of their passes."""
+
+    @classmethod
+    def by_depth(cls, engine: _Engine, step: EarlyRounds) -> dict[int, _RoundsAhead]:
+        """Rounds by the number of layers that their token has already run: 0, and after a match those of the sub-process."""
+        found: dict[int, _RoundsAhead] = {}
+        depth = 0
+        while depth not in found:
+            found[depth] = made = cls(engine, step, depth)
+            depth = made.ahead.layers.last
+        return found
+
+    def __init__(self, engine: _Engine, step: EarlyRounds, depth: int) -> None:
+        first, alone = step.first, len(step.units) == step.candidates
+        gap, end = max(first.layers.last, depth), first.at + step.tokens
+        words, tree = ((0,), ()) if alone else ((0,) * step.candidates, (-1,) * step.candidates)
+        self.rest = first._replace(layers=LayerSpan(gap, step.layers))
+        self.ahead = Forward(first.role, words, first.at + 1, LayerSpan(0, step.layers - gap if step.barrier else gap), tree=tree)
+        self.before, self.before_times = engine.known_times(first._replace(layers=LayerSpan(depth, gap)), end)
+        self.known_rest, self.rest_times = engine.known_times(self.rest, end)
+        self.known_ahead, self.ahead_times = engine.known_times(self.ahead, end)
+        others = [self.known_ahead] * len(step.units)
+        self.ahead_first = [self.before, *others, self.known_rest]
+        """Passes in the order of their ends, where those of the sub-processes end before the main process."""
+        self.rest_first = [self.before, self.known_rest, *others]
+        """The same where they do not."""
+        self.rounds: list[int] = []
+        """Positions of the rounds that were made."""
+
+    def count(self, units: int) -> None:
+        """Count the passes of the rounds."""
+        rounds, positions, width = len(self.rounds), sum(self.rounds), len(self.ahead.tokens)
+        for known in (self.before, self.known_rest):
+            known.count_several(1, rounds, positions)
+        self.known_ahead.count_several(width, units * rounds, units * (positions + rounds), tree=width > 1)
 
 
 def _later_passes(first: Forward, tokens: Sequence[int]) -> Iterator[Forward]:
@@ -618,9 +673,11 @@ class _Process:
                     answer = engine.tokens_alone(self.cache, step)
                     if engine.done:
                         return
-            elif kind is ForkJoin:
-                if self._alone(step.meanwhile):
-                    answer = engine.fork_join_alone(self, step)
+            elif kind is EarlyRounds:
+                if engine.reading is None and self._alone(step.first):
+                    answer = engine.rounds_ahead_alone(self.place, self.cache, step)
+                    if engine.done:
+                        return
             elif kind is DraftLimit:
                 answer = step.longest
             elif kind is Lookup:
@@ -851,19 +908,3 @@ class _Process:
             if boundary < len(depths):
                 rest = max(self.since + depths[boundary] - now, 0.0)
                 engine.env.call_later(rest, self._passed)
-
-
-class _EndedPasses:
-    """The sub-processes of a `ForkJoin`, after their passes, which differ from the first in their tokens only."""
-
-    ended, stopped = True, False
-
-    def __init__(self, first: Forward, tokens: Sequence[int]) -> None:
-        self.first, self.tokens = first, tokens
-        self.kept = False
-
-    def alone(self, hypothesis: int) -> tuple[Forward, Forward]:
-        """Last pass and output of one of them."""
-        role, _, at, layers, *_ = self.first
-        one = Forward(role, (self.tokens[hypothesis],), at, layers)
-        return one, one

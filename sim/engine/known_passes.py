@@ -22,10 +22,15 @@ class KnownPass:
 
     __slots__ = ("attended", "is_target", "layer_times", "overhead", "passes", "read", "seconds")
 
-    def __init__(self, cost: StepCosts, step: Forward) -> None:
+    def __init__(self, cost: StepCosts, step: Forward, key: PassKey) -> None:
         self.is_target = step.role == "target"
-        self.seconds = cost.forward(step) if cost.uniform else 0.0
+        self.seconds = 0.0
         """Time of a pass; where it depends on the position, that of the latest one."""
+        if cost.uniform:
+            found = cost.times_by_kind.get(key)
+            if found is None:
+                found = cost.times_by_kind[key] = cost.forward(step)
+            self.seconds = found
         self.overhead = cost.overhead_of(step) if cost.steps_take_time else 0.0
         """Overhead of the engine's step in the time of a pass."""
         self.layer_times: list[float] | None = None
@@ -44,8 +49,11 @@ class KnownPass:
             self.attended += passes * (at * width + width * (width + 1) // 2)
             self.read += passes * (at + width)
 
-    def count_several(self, width: int, passes: int, positions: int) -> None:
-        """Count passes over `width` tokens of one sequence each, given the sum of the positions at which they begin."""
+    def count_several(self, width: int, passes: int, positions: int, *, tree: bool = False) -> None:
+        """Count passes over `width` tokens of one sequence each, given the sum of the positions at which they begin.
+
+        The tokens follow one another, or with `tree` all follow the same one.
+        """
         self.passes += passes
-        self.attended += positions * width + passes * (width * (width + 1) // 2)
+        self.attended += positions * width + passes * (width if tree else width * (width + 1) // 2)
         self.read += positions + passes * width

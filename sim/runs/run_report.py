@@ -75,15 +75,29 @@ def findings(report: Report) -> Findings:
     return Findings(verdict.of(table, report.tables), notes(table, report.tables))
 
 
-def summarise(report: Report, frame: pl.DataFrame, figures: list[Path], found: Findings | None = None) -> str:
-    """Write the printed report into the run's directory: summary.txt, and summary.json for programs. Return the JSON text."""
+class Summary(NamedTuple):
+    """What is written into a run's directory: the printed report, and the JSON document."""
+
+    text: str
+    document: str
+
+
+def summarise(report: Report, frame: pl.DataFrame, figures: list[Path], found: Findings | None = None) -> Summary:
+    """Write the printed report into the run's directory, summary.txt, and summary.json for programs. Return both."""
     assert report.out is not None
     found = found or findings(report)
     text, content = io.StringIO(), document(report, frame, figures, found)
     show(report, frame, figures, Console(file=text, width=WIDE, highlight=False), found=found)
     write_text(report.out / "summary.txt", text.getvalue())
     write_text(report.out / "summary.json", content + "\n")
-    return content
+    return Summary(text.getvalue(), content)
+
+
+def prints_like_a_file() -> bool:
+    """Return whether stdout would get the text of summary.txt: it is no terminal, knows Unicode, and has no width of its own."""
+    console = Console(highlight=False)
+    plain = not (console.is_terminal or console.is_jupyter or console.options.ascii_only)
+    return plain and "COLUMNS" not in os.environ
 
 
 KNOWN_COLUMNS = tuple(dict.fromkeys((

@@ -143,7 +143,7 @@ def _forget_provenance(tables: Tables, given: list[str]) -> None:
     """Remove `trials` and `source` of a rate that was overridden, unless they were overridden too."""
     for path in given:
         above, _, key = path.rpartition(".")
-        if key not in outcomes_section.RATES:
+        if key not in outcomes_section.rates():
             continue
         for table in _tables_at(tables, above):
             for other in ("trials", "source"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import importlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,25 +16,43 @@ from model.base.checks import ParameterError
 from model.base.table_records import build, refuse_unknown
 from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import KINDS, kind_of
-from sim.scenarios.outcomes import (
-    acceptance_outcomes,
-    decision_outcomes,
-    exit_outcomes,
-    lookup_outcomes,
-    match_outcomes,
-    position_rank_outcomes,
-    rank_outcomes,
-)
 from sim.scenarios.outcomes.outcome_records import LawRecord, Outcome, VariedOutcomes
 
-LAWS: dict[str, Mapping[str, type[LawRecord]]] = {
-    "match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
-    "confidence": acceptance_outcomes.CONFIDENCE, "decision": decision_outcomes.KINDS, "lookup": lookup_outcomes.KINDS,
-    "rank": rank_outcomes.KINDS, "position_rank": position_rank_outcomes.KINDS, "exit": exit_outcomes.KINDS,
-}  # fmt: skip
-"""Records of laws by their `kind`, for each kind of outcome (`model.outcomes.outcome_kinds`)."""
-RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() for name in record.RATES)
-"""Keys of these records that are rates; overriding one of them removes its `trials` and `source`."""
+
+class _LawsOfOutcomes(Mapping[str, Mapping[str, type[LawRecord]]]):
+    """Records of laws by their `kind`, for each kind of outcome (`model.outcomes.outcome_kinds`).
+
+    Modules are imported where their kind of outcome is asked for: together they would be a third of a short run's own imports.
+    """
+
+    def __init__(self, names: Mapping[str, tuple[str, str]]) -> None:
+        self._names = names
+        """Module in `sim.scenarios.outcomes`, and its name of the laws, by kind of outcome."""
+
+    def __getitem__(self, outcome: str) -> Mapping[str, type[LawRecord]]:
+        module, name = self._names[outcome]
+        found: Mapping[str, type[LawRecord]] = getattr(importlib.import_module(f"sim.scenarios.outcomes.{module}"), name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+LAWS = _LawsOfOutcomes({
+    "match": ("match_outcomes", "KINDS"), "accept": ("acceptance_outcomes", "KINDS"),
+    "medium_accept": ("acceptance_outcomes", "BY_POSITION"), "confidence": ("acceptance_outcomes", "CONFIDENCE"),
+    "decision": ("decision_outcomes", "KINDS"), "lookup": ("lookup_outcomes", "KINDS"), "rank": ("rank_outcomes", "KINDS"),
+    "position_rank": ("position_rank_outcomes", "KINDS"), "exit": ("exit_outcomes", "KINDS"),
+})  # fmt: skip
+
+
+@cache
+def rates() -> frozenset[str]:
+    """Keys of these records that are rates; overriding one of them removes its `trials` and `source`."""
+    return frozenset(name for kinds in LAWS.values() for record in kinds.values() for name in record.RATES)
 
 
 def kinds(parameters: type[MethodParameters], outcome: str) -> list[str]:

@@ -238,7 +238,7 @@ def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]
             costs[place] = path[0]
         elif axis.path == TOKENS and axis.numeric:
             costs[place] = axis.path
-        elif section == "outcomes" and len(path) <= 2 and path[-1] in outcomes_section.RATES and (axis.numeric or axis.listed):
+        elif section == "outcomes" and len(path) <= 2 and (axis.numeric or axis.listed) and path[-1] in outcomes_section.rates():
             rates[place] = ("" if len(path) == 1 else path[0], path[-1])
     return costs, rates
 

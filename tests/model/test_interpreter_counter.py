@@ -18,7 +18,7 @@ from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters
-from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
+from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop, declining
 from sim.engine.events import Cluster, simulate
 from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
 
@@ -324,9 +324,9 @@ def test_eager_form_waits_for_the_candidate_that_it_adopts() -> None:
     choice, world = Parameters(5, 4, 2, form="eager"), World(1, 5, [2, 0])
     assert count(ppd.decode(choice, [0], 2), world, 2).tokens == [1, 2]
     with pytest.raises(CacheError, match="a running task cannot be adopted"):
-        count(waits_for_the_first(ppd.decode(choice, [0], 2)), world, 2)
+        count(waits_for_the_first(declining(ppd.decode(choice, [0], 2))), world, 2)
     with pytest.raises(CacheError, match="a running task cannot be adopted"):
-        simulate(waits_for_the_first(ppd.decode(choice, [0], 2)), 2, Cluster(3), UnitCost(5), world)
+        simulate(waits_for_the_first(declining(ppd.decode(choice, [0], 2))), 2, Cluster(3), UnitCost(5), world)
 
 
 def sound() -> Steps:

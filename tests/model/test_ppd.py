@@ -19,7 +19,7 @@ from model.methods.ppd.algorithm import Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.stages import moments, sums
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
-from model.steps import Forward, Read
+from model.steps import Forward, Read, declining
 from sim.engine.events import Cluster, simulate
 
 Path = tuple[tuple[bool, ...], float]
@@ -712,7 +712,7 @@ def test_parameters_at_their_bounds() -> None:
 @pytest.mark.parametrize("prompt", [[7], [5, 6, 7]])
 def test_candidates_are_read_after_the_last_position_of_a_pass(form: str, prompt: list[int]) -> None:
     """The early prediction comes from the exit layer's head at the last position of a pass, with k candidates."""
-    process = decode(Parameters(8, 5, 3, form=form), prompt, 2)
+    process = declining(decode(Parameters(8, 5, 3, form=form), prompt, 2))
     step = next(process)
     while isinstance(step, Forward):
         step = process.send(step)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from model.methods import registry
 from tests.bench import cli
 from tests.project.test_every_command import APPS, commands
 
@@ -48,7 +49,7 @@ ALLOWED = {
     ("sim", "advise", *ADVICE): TABLES | {"scipy.optimize"},  # a profile is a table; the law is fitted
     ("sim", "advise", *LAW, "--batch", "1,8", "--json"): NUMBERS | {"scipy.optimize"},
     ("sim", "explain", *EXPLAINED): TABLES | {"scipy.optimize"},
-    ("sim", "serve", *LAW, "--concurrency", "1", "--policy", "off"): NUMBERS,
+    ("sim", "serve", *LAW, "--concurrency", "1", "--policy", "off", "--requests", "20", "--replications", "1"): NUMBERS,
     ("sim", *SHORT_RUN, "--view", "formula", "--no-figures"): TABLES,
     ("sim", *SHORT_RUN, "--view", "paths", "--no-figures"): TABLES,
     ("sim", *SHORT_RUN, "--view", "events", "--no-figures"): TABLES | {"simpy"},
@@ -74,11 +75,18 @@ def test_no_help_imports_a_heavy_library(name: str, tmp_path: Path) -> None:
     assert imported(name, tmp_path, *calls) == set()
 
 
-@pytest.mark.parametrize("arguments", [pytest.param(one, id=" ".join(one[:3]) + f"-{index}") for index, one in enumerate(ALLOWED)])
-def test_a_command_imports_what_it_uses(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    name, *rest = arguments
-    found = imported(name, tmp_path, tuple(rest))
-    assert found <= ALLOWED[arguments], "import these where they are used, not at the top of a module"
+def alike() -> dict[str, list[tuple[str, ...]]]:
+    """Commands that may import the same libraries. Together they import no other if and only if none does: one process shows it."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for (_, *arguments), allowed in ALLOWED.items():
+        found.setdefault(" ".join(sorted(allowed)), []).append(tuple(arguments))
+    return found
+
+
+@pytest.mark.parametrize(("allowed", "calls"), alike().items())
+def test_commands_import_what_they_use(allowed: str, calls: list[tuple[str, ...]], tmp_path: Path) -> None:
+    found = imported("sim", tmp_path, *calls)
+    assert found <= {*allowed.split()}, "import these where they are used, not at the top of a module"
 
 
 def test_plot_and_report_import_what_they_use(tmp_path: Path) -> None:
@@ -88,13 +96,25 @@ def test_plot_and_report_import_what_they_use(tmp_path: Path) -> None:
     assert imported("sim", tmp_path, ("report", "done")) <= TABLES | {"jinja2"}
 
 
-def test_limit_of_the_default_run_imports_only_what_that_run_imports(tmp_path: Path) -> None:
-    def modules(code: str) -> set[str]:
-        command = [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {code}"]
-        return set(subprocess.check_output(command, cwd=tmp_path, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}).split())
+RUN = "sys.argv = ['sim', 'run', '--replications', '2']; from sim.commands.sim_app import main; main()"
 
-    run = modules("sys.argv = ['sim', 'run', '--replications', '2']; from sim.commands.sim_app import main; main()")
-    assert modules(cli.LIBRARIES[1]) <= run
+
+def modules(code: str, cwd: Path) -> set[str]:
+    """Modules that are imported in a new process that runs this code."""
+    command = [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {code}"]
+    return set(subprocess.check_output(command, cwd=cwd, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}).split())
+
+
+def test_default_run_imports_what_it_uses(tmp_path: Path) -> None:
+    """The libraries of its limit in the benchmark, and of ours the code of its method and of its kind of outcome alone."""
+    run = modules(RUN, tmp_path)
+    assert modules(cli.LIBRARIES[1], tmp_path) <= run
+    methods = {name.split(".")[2] for name in run if name.startswith("model.methods.")}
+    assert methods & {*registry.names()} == {"ppd"}
+    assert {name for name in run if name.startswith("sim.scenarios.outcomes.") and name.endswith("_outcomes")} == {
+        "sim.scenarios.outcomes.match_outcomes"
+    }
+    assert not any(name.startswith("model.engines") for name in run)
 
 
 @pytest.mark.parametrize(("given", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])

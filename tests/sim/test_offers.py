@@ -25,7 +25,6 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.steps import (
-    Adopt,
     Batch,
     CacheError,
     Commit,
@@ -33,8 +32,8 @@ from model.steps import (
     DraftedChain,
     DraftedRound,
     DraftRounds,
+    EarlyRounds,
     Fork,
-    ForkJoin,
     Forward,
     Join,
     LayerSpan,
@@ -43,10 +42,9 @@ from model.steps import (
     Read,
     ReadEach,
     Steps,
-    Stop,
     declining,
 )
-from sim.engine.cluster import Cluster
+from sim.engine.cluster import STOPS, Cluster
 from sim.engine.events import Run, simulate
 from sim.engine.simulated_clock import SimulatedClock
 from tests.support.comparisons import observed
@@ -65,6 +63,16 @@ class SlowReads(UnitCost):
 
     def reading(self, step: Read) -> float:
         return 0.25
+
+
+@dataclass(frozen=True)
+class EngineSteps(UnitCost):
+    """Costs in which a part of each pass from the first layer on is the overhead of an engine step."""
+
+    steps_take_time = True
+
+    def overhead_of(self, step: Forward) -> float:
+        return 0.0 if step.layers.first else 0.3
 
 
 class Other(World):
@@ -99,6 +107,11 @@ CHOICES: dict[str, tuple[Any, Any]] = {
     "ppd, late exit": (ppd, ppd.Parameters(LAYERS, 4, 2, form="literal")),
     "ppd, early exit": (ppd, ppd.Parameters(LAYERS, 2, 4, form="flat")),
     "ppd, batched": (ppd, ppd.Parameters(LAYERS, 3, 3, batched=True)),
+    "ppd, one candidate": (ppd, ppd.Parameters(LAYERS, 5, 1)),
+    "ppd, eager": (ppd, ppd.Parameters(LAYERS, 3, 3, form="eager")),
+    "ppd, eager, late exit": (ppd, ppd.Parameters(LAYERS, 4, 3, form="eager")),
+    "ppd, eager, batched": (ppd, ppd.Parameters(LAYERS, 5, 2, form="eager", batched=True)),
+    "ppd, nested": (ppd, ppd.Parameters(LAYERS, 3, 2, form="nested")),
     "plain": (autoregressive, autoregressive.Parameters(LAYERS)),
     "plain, sampled": (autoregressive, autoregressive.Parameters(LAYERS, sampled=True)),
     "skipdecode": (skipdecode, skipdecode.Parameters(LAYERS, 2, 5, 1, 30, warm_up=1)),
@@ -142,12 +155,12 @@ def test_declined_offers_change_nothing(case: str, cost: str, draws: list[int]) 
 
 
 @pytest.mark.parametrize("tokens", [1, 5, TOKENS])
-@pytest.mark.parametrize("case", ["plain", "skipdecode", "skipdecode, no gaps", "speculative", "bild"])
+@pytest.mark.parametrize("case", ["plain", "skipdecode", "skipdecode, no gaps", "speculative", "bild", "ppd", "ppd, eager"])
 def test_a_decoding_that_is_cut_short_ends_at_the_token_that_was_wanted(case: str, tokens: int) -> None:
     """The algorithm would decode more than the run asks for."""
     module, choice = CHOICES[case]
     runs = [
-        simulate(steps, tokens, Cluster(1), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
+        simulate(steps, tokens, Cluster(choice.units), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
         for steps in (module.decode(choice, [0], TOKENS), declining(module.decode(choice, [0], TOKENS)))
     ]
     assert runs[0] == runs[1]
@@ -235,7 +248,7 @@ def test_other_rounds_are_declined() -> None:
 
 
 @pytest.mark.parametrize("stop", [(1,), (7,), (TOKENS,), (99,)])
-@pytest.mark.parametrize("case", ["plain", "skipdecode", "speculative", "bild"])
+@pytest.mark.parametrize("case", ["plain", "skipdecode", "speculative", "bild", "ppd", "ppd, eager"])
 def test_tokens_end_at_a_stop_token(case: str, stop: tuple[int, ...]) -> None:
     module, choice = CHOICES[case]
     wanted = min(stop[0], TOKENS)
@@ -243,9 +256,9 @@ def test_tokens_end_at_a_stop_token(case: str, stop: tuple[int, ...]) -> None:
     for steps in (module.decode(choice, [0], TOKENS, stop=stop), declining(module.decode(choice, [0], TOKENS, stop=stop))):
         if wanted < TOKENS:  # the algorithm ends, although more tokens are wanted
             with pytest.raises(RuntimeError, match="came to a halt"):
-                simulate(steps, TOKENS, Cluster(1), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
+                simulate(steps, TOKENS, Cluster(choice.units), COSTS["uniform"], world(case, [0] * 2 * TOKENS))
             continue
-        runs.append(simulate(steps, TOKENS, Cluster(1), COSTS["uniform"], world(case, [0] * 2 * TOKENS)))
+        runs.append(simulate(steps, TOKENS, Cluster(choice.units), COSTS["uniform"], world(case, [0] * 2 * TOKENS)))
     assert runs[:1] == runs[1:]
     steps = module.decode(choice, [0], TOKENS, stop=stop)
     assert count(steps, world(case, [0] * 2 * TOKENS), TOKENS).tokens == [*range(1, wanted + 1)]
@@ -311,125 +324,129 @@ def test_many_passes_leave_the_rows_of_each(before: int, passes: int, span: Laye
     assert (one.rows, one.breadths) == (all_.rows, all_.breadths)
 
 
-@pytest.mark.parametrize("units", [1, 2, 3])
-@pytest.mark.parametrize("more", [{}, {"link": 0.5}, {"dispatch": 0.25}, {"promotion": 0.5}])
-@pytest.mark.parametrize("case", ["ppd", "ppd, late exit", "ppd, early exit"])
-def test_sub_processes_that_wait_or_travel_are_not_begun_together(case: str, more: dict[str, float], units: int) -> None:
-    """With fewer units than sub-processes, links or dispatches the offer is declined where the result would differ."""
+AHEAD = [case for case in CHOICES if case.startswith("ppd") and case != "ppd, nested"]
+EARLY = EarlyRounds(Forward("target", (3,), 3, BELOW, heads=1), LAYERS, 2, (1, 2), 4, True, ("match", "miss"))
+
+
+@pytest.mark.parametrize("fewer", [0, 1, -1])
+@pytest.mark.parametrize("more", [
+    {}, {"link": 0.5}, {"dispatch": 0.25}, {"promotion": 0.5}, {"early_head": 0.3, "final_head": 0.1},
+    {"layer_times": (0.3, 0.1, 0.7, 1.1, 0.2, 0.9)}, {"layer_times": (1.0, 0.0, 1.0, 0.0, 0.0, 0.0)},
+    {"verify_cost": ((1, 1.0), (3, 1.7))},
+])  # fmt: skip
+@pytest.mark.parametrize("case", AHEAD)
+def test_rounds_ahead_take_as_long_as_their_passes(case: str, more: dict[str, Any], fewer: int) -> None:
+    """Where sub-processes wait, travel or never begin, and where layers of unequal times let them end before the main process."""
     module, choice = CHOICES[case]
-    for seed in range(4):
+    units = max(choice.units - fewer, 1)
+    for seed, stop in enumerate(STOPS):
         draws = np.random.default_rng(seed).integers(0, 6, 2 * TOKENS).tolist()
         runs = [
-            simulate(steps, TOKENS, Cluster(units), UnitCost(LAYERS, **more), world(case, draws))
+            simulate(steps, TOKENS, Cluster(units, stop=stop), UnitCost(LAYERS, **more), world(case, draws))
             for steps in (module.decode(choice, [0], TOKENS), declining(module.decode(choice, [0], TOKENS)))
         ]
         assert runs[0] == runs[1]
 
 
-def forked(
-    tokens: tuple[int, ...], units: tuple[int, ...], meanwhile: Forward, role: str = "target", below: LayerSpan = BELOW
-) -> Steps:
-    """Sub-processes of one pass each and a pass meanwhile, by the offer or by the steps that it stands for."""
-    at = meanwhile.at + 1
-    both = yield ForkJoin(role, tokens, at, below, units, meanwhile)
-    if both is not None:
-        out, task = both
-        return out, (task,)
-    tasks = yield Fork(tuple([Forward(role, (token,), at, below) for token in tokens]), units)
-    out = yield meanwhile
-    yield Join(tasks)
-    return out, tuple(tasks)
+@pytest.mark.parametrize("case", AHEAD)
+def test_times_of_rounds_ahead_are_summed_in_the_order_of_their_passes(case: str) -> None:
+    """Sums of times without overheads are rounded in that order, also where passes end together."""
+    draws, cost = [0, 1, 2, 3, 4, 5] * (TOKENS // 3), EngineSteps(LAYERS)
+    one, other = (decoded(case, draws, cost, declined=declined) for declined in (False, True))
+    assert one == other
+    assert one.target_time < one.busy
 
 
-def adopting(index: int) -> Steps:
-    """Adopts one of three, and reads its output."""
-    out = yield Forward("target", (0,), 0, BELOW, None, 1)
-    _, tasks = yield from forked((3, 1, 2), (1, 2, 3), Forward("target", (0,), 0, ABOVE, out, 1))
-    out = yield Adopt(tasks[index], 1, 2) if len(tasks) > 1 else Adopt(tasks[0], 1, 2, index)
-    out = yield Forward("target", out.tokens, 1, ABOVE, out, 1)
-    yield Commit("token", ((yield Read("next", out)),))
+@pytest.mark.parametrize("cost", ["uniform", "by position"])
+@pytest.mark.parametrize("prompt", [1, 4])
+@pytest.mark.parametrize("case", AHEAD)
+def test_rounds_ahead_make_no_event(case: str, prompt: int, cost: str) -> None:
+    """With a unit for each process; also after a prompt, which the target reads first."""
+    module, choice = CHOICES[case]
+    answers = world(case, [0, 1, 2, 3, 4, 5] * 8)
+    answers.prompt = prompt
+    runs = []
+    for decline in (True, False):
+        steps = module.decode(choice, [*range(prompt)], TOKENS)
+        begun = mock.Mock(wraps=SimulatedClock.call_together)
+        with mock.patch.object(SimulatedClock, "call_together", lambda *given, begun=begun: begun(*given)):
+            runs.append(
+                simulate(declining(steps) if decline else steps, TOKENS, Cluster(choice.units), COSTS[cost], answers)
+            )
+        assert begun.called == decline
+    assert runs[0] == runs[1]
 
 
-def of_lengths(layers: int) -> Steps:
-    """The sub-processes end before the pass meanwhile, with it, or after it; then passes go on."""
-    out = yield Forward("target", (0,), 0, BELOW, None, 1)
-    meanwhile = Forward("target", (0,), 0, LayerSpan(2, 2 + layers), out, 1)
-    out, _ = yield from forked((1, 2, 3), (1, 2, 3), meanwhile)
-    yield Forward("target", (0,), 0, LayerSpan(2 + layers, LAYERS), out, 1)
-    yield Forward("target", (5,), 1, WHOLE, None, 1)
-    yield Commit("token", (1,))
+@given(DRAWS, st.integers(1, 4), st.integers(1, TOKENS), st.integers(0, 3))
+def test_matches_of_rounds_are_those_of_their_reads(draws: list[int], candidates: int, tokens: int, unknown: int) -> None:
+    """Also where outcomes are known of fewer positions than are decoded."""
+    choice = ppd.Parameters(LAYERS, 3, candidates)
+    answers = World(1, LAYERS, [each % (1 + candidates) for each in draws[: max(tokens - unknown, 0)]])
+    first = Forward("target", (0,), 0, LayerSpan(0, 3), heads=1)
+    found = answers.early_matches(EarlyRounds(first, LAYERS, candidates, range(candidates), tokens, True, ("match", "miss")))
+    kinds = count(declining(ppd.decode(choice, [0], tokens)), answers, tokens).commits
+    assert found == [kind == "match" for kind in kinds]
 
 
-def on_units(units: tuple[int, ...]) -> Steps:
-    """Units of a wrong kind: that of the pass meanwhile, one twice, or none of the cluster."""
-    out = yield Forward("target", (0,), 0, BELOW, None, 1, unit=0)
-    yield from forked((1,) * len(units), units, Forward("target", (0,), 0, ABOVE, out, 1))
-    yield Commit("token", (1,))
+def test_other_rounds_ahead_are_declined() -> None:
+    """Those after wrong tokens, of other models, batches or fewer layers, with an impossible outcome, or of another rule."""
+    ranks = [0, 0, 0, 1, 2, 0, 2]
+    answers, first = World(1, LAYERS, ranks), EARLY.first
+    assert answers.early_matches(EARLY) == [True, True, False, True]
+    wrong = [
+        *(EARLY._replace(first=first._replace(**more)) for more in (
+            {"tokens": (-3,)}, {"tokens": (2, 3)}, {"at": 4}, {"role": "draft"}, {"batch": Batch.uniform((0,), 3, heads=1)},
+            {"context_budget": 2}, {"layers": LayerSpan(0, 3, ((1, 2),))},
+        )),
+        EARLY._replace(layers=LAYERS - 1), EARLY._replace(candidates=1),
+    ]  # fmt: skip
+    assert [answers.early_matches(each) for each in wrong] == [None] * len(wrong)
+    assert Other(1, LAYERS, ranks).early_matches(EARLY) is None
 
 
-def of_a_draft(layers: int) -> Steps:
-    """Sub-processes of another model, whose unit-time has another weight."""
-    draft = LayerSpan(0, layers)
-    yield Forward("draft", (0,), 0, draft)
-    yield from forked((1, 2), (1, 2), Forward("target", (0,), 0, WHOLE, None, 1), "draft", draft)
-    yield Commit("token", (1,))
+def ahead_on_units(units: tuple[int, ...]) -> Steps:
+    """Rounds whose sub-processes would run on units of a wrong kind: the main process's, one twice, or none of the cluster."""
+    first = Forward("target", (0,), 0, BELOW, heads=1, unit=0)
+    answer = yield EARLY._replace(first=first, candidates=len(units), units=units, tokens=1)
+    yield Commit("token", (1 if answer is None else 2,))
 
 
-def of_a_sub_process(unit: int | None) -> Steps:
-    """A sub-process starts them, alone or not, and is stopped or joined."""
+@pytest.mark.parametrize(("units", "accepted"), [
+    ((0, 1), False), ((1, 1), False), ((1, 7), False), ((-1, 1), False), ((1, 2), True), ((2, 1), True),
+])  # fmt: skip
+def test_rounds_ahead_need_a_unit_for_each_process(units: tuple[int, ...], accepted: bool) -> None:
+    run = simulate(ahead_on_units(units), 1, Cluster(3), UnitCost(LAYERS), World(1, LAYERS, [1]))
+    assert (run.commits[0][1] == "match") == accepted
+
+
+def ahead_of_a_sub_process(unit: int | None) -> Steps:
+    """A sub-process begins rounds, alone or not."""
 
     def sub() -> Steps:
-        yield Forward("target", (4,), 1, BELOW)
-        yield from forked((1, 2), (1, 2) if unit is None else (2, 3), Forward("target", (4,), 1, ABOVE, None, 1))
+        yield Forward("target", (0,), 0, BELOW)
+        answer = yield EARLY._replace(first=Forward("target", (0,), 0, BELOW, heads=1), units=(2, 3), tokens=1)
+        assert (answer is None) == (unit is not None)
+        yield from () if answer else [Commit("sub", (1,))]
 
-    yield Forward("target", (0,), 0, WHOLE, None, 1)
-    for stopped in (True, False):
-        tasks = yield Fork((sub(),), (unit,))
-        if stopped:
-            yield Forward("target", (5,), 1, LayerSpan(0, 3), None, 1)
-            yield Stop(tuple(tasks))
-        else:
-            yield Join(tuple(tasks))
-    yield Commit("token", (1,))
-
-
-def with_others(unit: int | None) -> Steps:
-    """Others run on one of their units, or are about to start on any."""
-    out = yield Forward("target", (0,), 0, BELOW, None, 1)
-    others = yield Fork((Forward("target", (7,), 1, BELOW), Forward("target", (8,), 1, BELOW)), (unit, unit))
+    yield Forward("target", (0,), 0, WHOLE)
+    tasks = yield Fork((sub(),), (1,))
     if unit is not None:
-        out = yield Forward("target", (0,), 0, LayerSpan(2, 3), out, 1)
-    yield from forked((1, 2), (1, 2), Forward("target", (0,), 0, LayerSpan(out.layers.last, LAYERS), out, 1))
-    yield Join(others)
-    yield Commit("token", (1,))
+        yield Forward("target", (1,), 1, WHOLE, unit=unit)
+    yield Join(tuple(tasks))
 
 
-@pytest.mark.parametrize("cost", [*COSTS, "dispatch", "link"])
-@pytest.mark.parametrize(("algorithm", "choice"), [
-    *((adopting, index) for index in range(3)), *((of_lengths, layers) for layers in (1, 2, 3)),
-    *((of_a_draft, layers) for layers in (0, 1)), *((of_a_sub_process, unit) for unit in (1, None)),
-    *((with_others, unit) for unit in (1, 2, 3, None)), *((on_units, units) for units in ((0, 1), (1, 1), (1, 7), (-1, 1), (1, 2))),
-])  # fmt: skip
-@pytest.mark.parametrize("units", [3, 4, 6])
-def test_sub_processes_made_with_a_pass_are_as_separate_ones(algorithm: Any, choice: Any, units: int, cost: str) -> None:
-    more = {key: UnitCost(LAYERS, cost_ratio=0.1, **{key: 0.5}) for key in ("dispatch", "link")}
-    runs = [
-        simulate(steps, 1, Cluster(units), {**COSTS, **more}[cost], World(1, LAYERS, [1, 2]))
-        for steps in (algorithm(choice), declining(algorithm(choice)))
-    ]
-    assert runs[0] == runs[1]
-    assert runs[0].peak_units > 1
+@pytest.mark.parametrize("unit", [0, None])
+def test_rounds_ahead_are_declined_while_another_process_runs(unit: int | None) -> None:
+    run = simulate(ahead_of_a_sub_process(unit), 1, Cluster(4), UnitCost(LAYERS), World(1, LAYERS, [1]))
+    assert [kind for _, kind, _ in run.commits] == (["match"] if unit is None else ["sub"])
 
 
-def test_a_gap_is_an_error_also_of_sub_processes_made_with_a_pass() -> None:
-    with pytest.raises(CacheError, match="at position 1"):
-        simulate(of_a_draft_that_has_read_nothing(), 1, Cluster(3), UnitCost(LAYERS, cost_ratio=0.1), World(1, LAYERS))
+def test_a_gap_is_an_error_also_of_rounds_ahead() -> None:
+    def steps() -> Steps:
+        yield EARLY
 
-
-def of_a_draft_that_has_read_nothing() -> Steps:
-    """Sub-processes at position 1 of a model without rows."""
-    yield from forked((1, 2), (1, 2), Forward("target", (0,), 0, WHOLE, None, 1), "draft", LayerSpan(0, 1))
-    yield Commit("token", (1,))
+    with pytest.raises(CacheError, match="at position 3"):
+        simulate(steps(), 4, Cluster(3), UnitCost(LAYERS), World(1, LAYERS))
 
 
 class EveryField(StepCosts):
@@ -485,7 +502,26 @@ def test_times_from_tables_are_those_of_each_pass() -> None:
     assert len({*seen}) == len(seen) - 1  # both numbered sequences are alike
 
 
-@pytest.mark.parametrize("case", ["speculative", "bild", "plain", "recursive"])
+@pytest.mark.parametrize("case", CHOICES)
+def test_times_that_decodings_share_are_those_of_their_own_costs(case: str) -> None:
+    """Also after decodings with other costs, or with a copy of them without overheads."""
+    draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
+    options: list[dict[str, Any]] = [{}, {"final_head": 0.25}, {"verify_cost": ((1, 1.0), (9, 3.0))}, {"dispatch": 0.5}]
+
+    def costs() -> list[UnitCost]:
+        each = [UnitCost(LAYERS, cost_ratio=0.1, medium_cost_ratio=0.3, draft_devices=0.5, **more) for more in options]
+        return [cost for one in each for cost in (one, one.passes_only())]
+
+    shared, runs = costs(), []
+    for cost in shared:
+        decoded(case, draws, cost, declined=True)
+    for cost, alone in zip((*shared, *reversed(shared)), (*costs(), *reversed(costs())), strict=True):
+        runs.append(decoded(case, draws, cost, declined=True))
+        assert runs[-1] == decoded(case, draws, alone, declined=True)
+    assert len({run.latency for run in runs}) > 1
+
+
+@pytest.mark.parametrize("case", ["speculative", "bild", "plain", "recursive", "ppd", "ppd, eager"])
 def test_times_that_depend_on_earlier_passes_come_from_no_table(case: str) -> None:
     draws = [0, 1, 2, 3, 4, 5] * (TOKENS // 3)
     one, other = (decoded(case, draws, Warming(), declined=declined) for declined in (False, True))

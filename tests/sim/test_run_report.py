@@ -191,6 +191,39 @@ def test_quiet_run_prints_the_same_report(tmp_path: Path, monkeypatch: pytest.Mo
     assert texts[0] == texts[1] != ""
 
 
+def test_what_is_printed_is_what_is_written_unless_another_form_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Composed for stdout it would be the same text; another width, a terminal and other letters have their own."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    made = sweep.run(tables(PPD, views=("formula", "events"), sweep={"method.candidates": [1, 2]}), out=tmp_path, jobs=1)
+    summary = run_report.summarise(made, made.frame(), [])
+    assert summary == ((tmp_path / "summary.txt").read_text(), (tmp_path / "summary.json").read_text().rstrip("\n"))
+    assert run_report.prints_like_a_file()
+    run_report.show(made, made.frame(), [])
+    assert capsys.readouterr().out == summary.text
+    for name, value in (("COLUMNS", "60"), ("FORCE_COLOR", "1")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert not run_report.prints_like_a_file()
+            run_report.show(made, made.frame(), [])
+        assert capsys.readouterr().out != summary.text
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert not run_report.prints_like_a_file()
+
+
+@pytest.mark.parametrize("more", [{}, {"COLUMNS": "70"}])
+@pytest.mark.parametrize("columns", [[], ["--columns", "speedup"]])
+def test_a_run_prints_what_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[str], more: dict[str, str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    printed = CliRunner(env=more).invoke(app, ["run", "--view", "formula", "--no-figures", "-q", "-o", "out", *columns]).stdout
+    assert (printed == (tmp_path / "out" / "summary.txt").read_text()) == (not columns and not more)
+    assert ("GPU-time" in printed) == (not columns)
+
+
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_at_most_four_reasons_for_no_value_are_printed(count: int) -> None:
     rows = [{"view": view, "no_value_because": f"reason {at}"} for at in range(count) for view in ("formula", "paths")]

@@ -70,8 +70,8 @@ def summary_of(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
                     tight.add(comparison)
                 original(what, *rest, **more)
 
-            for module in [*sys.modules.values()]:
-                if getattr(module, "__name__", "").startswith("sim.theorems") and getattr(module, name, None) is original:
+            for module in [module for known, module in sys.modules.items() if known.startswith("sim.theorems")]:
+                if getattr(module, name, None) is original:
                     patch.setattr(module, name, recorded_check)
         how = settings(
             max_examples=STORED_EXAMPLES, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet

@@ -38,7 +38,7 @@ from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import MethodParameters
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposal, Proposals
-from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, ForkJoin, Forward, Join, LayerSpan, Read, Steps, Stop
+from model.steps import GREEDY, SAMPLED, Adopt, Commit, EarlyRounds, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 
 HEAD = 1  # logits for one position; steps have positional arguments here, because keywords slow the simulator by 2 %
 FORMS = ("literal", "eager", "nested", "flat")
@@ -288,7 +288,13 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     if prompt[:-1]:
         yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, parameters.layers))
     form = {"literal": _barrier, "flat": _barrier, "eager": _eager, "nested": _nested}[parameters.form]
-    yield from form(parameters, prompt[-1], len(prompt) - 1, len(prompt) - 1 + tokens, stop)
+    token, at = prompt[-1], len(prompt) - 1
+    if form is not _nested and not stop:
+        layers, exit_layer, candidates, places, _ = _fields(parameters)
+        first = Forward("target", (token,), at, LayerSpan(0, exit_layer), None, HEAD)
+        if (yield EarlyRounds(first, layers, candidates, places, tokens, form is _barrier, ("match", "miss"))) is not None:
+            return
+    yield from form(parameters, token, at, at + tokens, stop)
 
 
 def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
@@ -299,16 +305,9 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collec
     while True:
         out = yield Forward("target", (token,), at, span(depth, gap), out, HEAD)
         early = yield Read("top", out, -1, candidates)
-        below, together = span(0, layers - gap), None
-        rest = Forward("target", (token,), at, span(gap, layers), out, HEAD)
-        if len(places) > 1:
-            together = yield ForkJoin("target", early, at + 1, below, places, rest)
-        if together is None:
-            subs = yield Fork(_ahead(early, at + 1, below, places), places)
-            out = yield rest
-            yield Join(subs)
-        else:
-            out, *subs = together
+        subs = yield Fork(_ahead(early, at + 1, span(0, layers - gap), places), places)
+        out = yield Forward("target", (token,), at, span(gap, layers), out, HEAD)
+        yield Join(subs)
         token, at = (yield Read(says, out)), at + 1
         match, done = token in early, at == end or token in stop
         yield Commit("match" if match else "miss", (token,))

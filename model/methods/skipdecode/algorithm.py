@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -131,6 +132,23 @@ class Parameters(batching.StaticBatching):
         """Layers that are run over the first `tokens` tokens of a prompt, counted once per token."""
         return sum((last - first) * span.size for first, last, span in prompt_parts(self, tokens))
 
+    @cached_property
+    def _spans(self) -> dict[int, list[LayerSpan]]:
+        return {}
+
+    def spans(self, tokens: int) -> Sequence[LayerSpan]:
+        """Layers of the first, second, ... generated token; computed once for all decodings of a run.
+
+        >>> choice = Parameters(12, 4, 12, 4, 8)
+        >>> [[span.size for span in choice.spans(tokens)] for tokens in (4, 2)]
+        [[12, 10, 8, 6], [12, 10]]
+        """
+        if tokens not in self._spans:
+            budgets = schedule(self, tokens)
+            of_budget = {budget: LayerSpan(0, self.layers, skipped(self, budget)) for budget in set(budgets)}
+            self._spans[tokens] = [of_budget[budget] for budget in budgets]
+        return self._spans[tokens]
+
     def check_tokens(self, tokens: int) -> None:
         """Raise ParameterError for more tokens than the schedule has positions."""
         room = self.sequence_length - self.prompt
@@ -151,9 +169,7 @@ def decode(
     """
     parameters.check_tokens(tokens)
     layers, start, batched = parameters.layers, len(prompt) - 1, parameters.decoded_sequences > 1
-    budgets = schedule(parameters, tokens)
-    span_of = {budget: LayerSpan(0, layers, skipped(parameters, budget)) for budget in set(budgets)}
-    spans = [span_of[budget] for budget in budgets]
+    spans = parameters.spans(tokens)
     parts = prompt_parts(parameters, start)
     if not prompts:
         for first, last, span in parts:
