@@ -13,6 +13,7 @@ from model.costs.pass_seconds import PassSeconds
 from model.hardware.devices import device
 from model.hardware.roofline import Roofline
 from model.methods.prediction import MethodChoice, PredictionPoints
+from model.methods.rounds import starts_by_round
 from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import rounds_of_batches
 from model.methods.speculative import theory as speculative
@@ -56,7 +57,7 @@ def tree_choices(draw: st.DrawFn) -> tuple[Any, int]:
 @given(st.data(), st.sampled_from(["batches", "trees"]), st.booleans())
 @settings(max_examples=examples(60, 600), deadline=None)
 def test_points_of_drafts_together_equal_each_alone(data: st.DataObject, kind: str, blocks: bool) -> None:
-    """Also if few laws are evaluated together, and in blocks of rounds."""
+    """Also if few laws are evaluated together, and few rounds."""
     theory: Any = speculative if kind == "batches" else tree
     decodings, laws = (static_choices(), ACCEPTANCES) if kind == "batches" else (tree_choices(), RANKS)
     choices = [
@@ -71,8 +72,10 @@ def test_points_of_drafts_together_equal_each_alone(data: st.DataObject, kind: s
     alone = [theory.predict_points(points.at(np.array([index]))) for index in range(law.size)]
     with pytest.MonkeyPatch.context() as patch:
         if blocks:
-            for name, value in (("_TABLE", 1), ("_TOGETHER", 1), ("_KEPT", 1), ("_STRETCHES", 3)):
-                patch.setattr(rounds_of_batches, name, value)
+            for module, name, value in (
+                (rounds_of_batches, "_TOGETHER", 1), (rounds_of_batches, "_KEPT", 0), (starts_by_round, "ROUNDS", 3),
+            ):  # fmt: skip
+                patch.setattr(module, name, value)
         together = theory.predict_points(points)
     for index, one in enumerate(alone):
         for name, value in vars(one).items():
