@@ -509,14 +509,16 @@ class DraftedChain(NamedTuple):
 class DraftRounds(NamedTuple):
     """An offer: all rounds that are left, each a draft of one token after another, its verification in one pass, and a commit.
 
-    A round stands for a `DraftLimit`, a `DraftChain` whose first pass reads the tokens that the draft lacks, a verification of the
-    last token and the drafted ones, a `Read` of the likeliest token or of a distance after each of them, and the `Commit` of the
-    accepted drafted tokens and the verifying model's own. Answer: the generated tokens, or None if it is declined.
+    A round stands for a `DraftLimit`, a `DraftChain` whose first pass reads the tokens that the draft lacks, or a `Lookup` without
+    passes, a verification of the last token and the drafted ones, a `Read` of the likeliest token or of a distance after each of
+    them, and the `Commit` of the accepted drafted tokens and the verifying model's own. Answer: the generated tokens, or None if it
+    is declined.
 
     Parameters
     ----------
     first
-        The first pass of the first draft, as in `DraftChain`.
+        The first pass of the first draft, as in `DraftChain`. If it reads `Features` of the verifying model, so does that of each
+        draft, over all tokens that the round before committed. Or the lookup of the first draft.
     verify
         The verification of a draft without tokens: a pass over the last token, with its logits.
     length
@@ -533,7 +535,7 @@ class DraftRounds(NamedTuple):
         A drafted token is accepted if its `distance` is not above this; None: if it is the likeliest token.
     """
 
-    first: Forward
+    first: Forward | Lookup
     verify: Forward
     length: int
     tokens: int

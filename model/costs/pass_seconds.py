@@ -294,12 +294,16 @@ class PassSeconds(StepCosts):
             return self.computed_times(shape, where)
         table, last = self._times.get(shape), int(where.max(initial=0))
         if table is None or table.size <= last:
-            positions, total = np.arange(max(last + 1, _GROWTH, 0 if table is None else 2 * table.size)), self._totals.get(shape)
-            if total is None or total.seconds.size < positions.size:
-                total = self._totals[shape] = self._total(shape, positions)
-            estimate = Estimate(*(each[: positions.size] for each in total))
-            table = self._times[shape] = self._at_end(shape, estimate, positions)
+            positions = np.arange(max(last + 1, _GROWTH, 0 if table is None else 2 * table.size))
+            table = self._times[shape] = self._at_end(shape, self._tabulated(shape, positions.size), positions)
         return np.asarray(table[where])
+
+    def _tabulated(self, shape: PassShape, size: int) -> Estimate:
+        """`_total` at the first positions, looked up once for both ends of the uncertainty."""
+        total = self._totals.get(shape)
+        if total is None or total.seconds.size < size:
+            total = self._totals[shape] = self._total(shape, np.arange(size))
+        return Estimate(*(each[:size] for each in total))
 
     def _within_budget(self, shape: PassShape) -> PassShape:
         """The shape with the context budget of its role, unless it has one."""
@@ -342,7 +346,10 @@ class PassSeconds(StepCosts):
 
     def plain_error(self, at: ArrayLike = 0) -> Floats:
         """Relative error of the time of a step of plain decoding [-]."""
-        return np.asarray(self.parts(PassShape(LayerSpan(0, self.layers), heads=1), at).total.error)
+        shape, where = PassShape(LayerSpan(0, self.layers), heads=1), np.asarray(at)
+        if where.dtype.kind not in "iu":
+            return np.asarray(self.parts(shape, at).total.error)
+        return np.asarray(self._tabulated(shape, int(where.max(initial=0)) + 1).error[where])
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass [s]; the first one includes the embedding and the engine step, the last one the head."""

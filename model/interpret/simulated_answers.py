@@ -20,6 +20,7 @@ from model.steps import (
     DraftedRound,
     DraftRounds,
     EarlyRounds,
+    Features,
     Forward,
     Lookup,
     NextTokens,
@@ -174,12 +175,17 @@ class World:
         return DraftedChain(tokens)
 
     def draft_rounds(self, step: DraftRounds) -> Sequence[DraftedRound] | None:
-        """Answer the reads of rounds of a model that drafts for the target, without confidences or distances; else None."""
-        drafts = self.drafts.get(step.first.role)
+        """Answer the reads of rounds of a draft for the target, without confidences or distances; else None."""
+        first = step.first
         if (
-            type(self).read is not World.read or drafts is None or drafts.drafts_for != "target" or step.first.state is not None
-            or not (step.confidence is step.distance is None) or not self._verified_by_target(step)
+            type(self).read is not World.read or not (step.confidence is step.distance is None)
+            or not self._verified_by_target(step)
         ):  # fmt: skip
+            return None
+        if isinstance(first, Lookup):
+            return self._looked_up_rounds(step) if type(self).look_up is World.look_up else None
+        drafts = self.drafts.get(first.role)
+        if drafts is None or drafts.drafts_for != "target" or not (first.state is None or type(first.state) is Features):
             return None
         survivors, most, cut = drafts.survivors, step.length, step.cut
         at = step.verify.at + 1 - self.prompt
@@ -193,13 +199,31 @@ class World:
             at += accepted + 1
         return rounds
 
+    def _looked_up_rounds(self, step: DraftRounds) -> Sequence[DraftedRound]:
+        """Rounds of drafts that are looked up, as `look_up` answers."""
+        at, accepted = step.verify.at + 1 - self.prompt, max(len(self.written) - self._looked_up_at - 1, 0)
+        end, rounds = at + step.tokens, []
+        while at < end:
+            room = end - at - 1
+            longest = min(step.length, room) if step.cut else step.length
+            drafted, right = draft_of(self.lookups[at], accepted > 0) if longest else (0, 0)
+            drafted = min(drafted, longest)
+            accepted = min(right, drafted, room)
+            rounds.append(DraftedRound(drafted, accepted))
+            at += accepted + 1
+        return rounds
+
     def _verified_by_target(self, step: DraftRounds) -> bool:
         """True if rounds begin after tokens that are right, and all layers of the target verify them with the whole context."""
         first, verify = step.first, step.verify
         role, (token,), at, layers, _, _, _, _, batch, _, _, budget = verify
+        if isinstance(first, Lookup):
+            usual, begin = True, 0
+        else:
+            usual, begin = first.role != "target" and first.batch is None, first.at
         return (
-            role == "target" != first.role and batch is first.batch is None and budget is None and layers.last == self.layers
-            and not layers.gaps and token == first.tokens[-1] == at == first.at + len(first.tokens) - 1
+            usual and role == "target" and batch is None and budget is None and layers.last == self.layers
+            and not layers.gaps and token == first.tokens[-1] == at == begin + len(first.tokens) - 1
         )  # fmt: skip
 
     def early_matches(self, step: EarlyRounds) -> Sequence[bool] | None:

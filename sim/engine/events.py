@@ -38,6 +38,7 @@ from model.steps import (
     DraftLimit,
     DraftRounds,
     EarlyRounds,
+    Features,
     Fork,
     Forward,
     Join,
@@ -318,21 +319,24 @@ class _Engine:
 
     def rounds_alone(self, cache: Cache, step: DraftRounds) -> Sequence[int] | None:
         """Make rounds as `pass_alone` makes their passes, if their reads can be answered together."""
-        first, verify, result = step.first, step.verify, self.result
-        usual = self.tabulated and first.context_budget is None and not first.layers.gaps
+        verify, result = step.verify, self.result
+        first = step.first if isinstance(step.first, Forward) else None  # a lookup makes no passes
+        usual = self.tabulated and (first is None or (first.context_budget is None and not first.layers.gaps))
         rounds = self.world.draft_rounds(step) if usual and step.tokens == self.wanted - len(result.tokens) else None
         if rounds is None:
             return None
-        cache.write(first)
-        cache.write(verify)
         last = verify.at + step.tokens + step.length
-        drafts, checks = _AlikePasses(self, first, last), _AlikePasses(self, verify, last, verified=True)
+        drafts = checks = _AlikePasses(self, verify, last, verified=True)
+        at, read, again = verify.at, 0, False  # positions of the last token, and of the first that the next draft reads
+        if first is not None:
+            cache.write(first)
+            drafts, read, again = _AlikePasses(self, first, last), first.at, type(first.state) is Features
+        cache.write(verify)
         made: list[KnownPass] = []
         seconds: list[float] = []
         ends = []  # number of passes up to the end of each round
-        at, read = verify.at, first.at  # positions of the last token, and of the first that the draft has not read
         for drafted, accepted, unsure in rounds:
-            passes = drafted + unsure
+            passes = 0 if first is None else drafted + unsure
             if passes:
                 known, times = drafts.begun_at(at + 1 - read, read)
                 made.append(known)
@@ -347,7 +351,7 @@ class _Engine:
             seconds.append(times[at])
             ends.append(len(made))
             at += accepted + 1
-            read = min(read, at)
+            read = at - accepted if again else min(read, at)
         clock = self.passes_alone(made, seconds)
         rejected, doubted, otherwise = step.kinds
         for end, (drafted, accepted, unsure) in zip(ends, rounds, strict=True):
@@ -664,7 +668,8 @@ class _Process:
                 if engine.reading is None and self._alone(step.first):
                     answer = engine.chain_alone(self.cache, step)
             elif kind is DraftRounds:
-                if engine.reading is None and self._alone(step.first) and self._alone(step.verify):
+                first = step.first
+                if engine.reading is None and (type(first) is Lookup or self._alone(first)) and self._alone(step.verify):
                     answer = engine.rounds_alone(self.cache, step)
                     if engine.done:
                         return

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from model.architectures.published_shapes import preset
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
+from model.costs.step_costs import StepCosts
 from model.hardware.devices import device
 from model.hardware.roofline import Roofline
 from model.methods.prediction import MethodChoice, PredictionPoints
+from model.methods.rounds import starts_by_round
 from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import rounds_of_batches
 from model.methods.speculative import theory as speculative
@@ -22,6 +24,7 @@ from model.methods.tree.algorithm import Parameters as TreeParameters
 from model.outcomes.outcome_laws import Iid, Markov
 from model.outcomes.rank_laws import RankRates
 from tests.model.test_many_costs import LAYERS, position_costs, unit_costs
+from tests.support.position_costs import growing
 from tests.support.tiers import examples
 
 RATES = st.floats(0, 1) | st.sampled_from([0.0, 1.0])
@@ -56,7 +59,7 @@ def tree_choices(draw: st.DrawFn) -> tuple[Any, int]:
 @given(st.data(), st.sampled_from(["batches", "trees"]), st.booleans())
 @settings(max_examples=examples(60, 600), deadline=None)
 def test_points_of_drafts_together_equal_each_alone(data: st.DataObject, kind: str, blocks: bool) -> None:
-    """Also if few laws are evaluated together, and in blocks of rounds."""
+    """Also if few laws are evaluated together, and few rounds."""
     theory: Any = speculative if kind == "batches" else tree
     decodings, laws = (static_choices(), ACCEPTANCES) if kind == "batches" else (tree_choices(), RANKS)
     choices = [
@@ -71,14 +74,31 @@ def test_points_of_drafts_together_equal_each_alone(data: st.DataObject, kind: s
     alone = [theory.predict_points(points.at(np.array([index]))) for index in range(law.size)]
     with pytest.MonkeyPatch.context() as patch:
         if blocks:
-            for name, value in (("_TABLE", 1), ("_TOGETHER", 1), ("_KEPT", 1), ("_STRETCHES", 3)):
-                patch.setattr(rounds_of_batches, name, value)
+            for module, name, value in (
+                (rounds_of_batches, "_TOGETHER", 1), (rounds_of_batches, "_KEPT", 0), (starts_by_round, "ROUNDS", 3),
+            ):  # fmt: skip
+                patch.setattr(module, name, value)
         together = theory.predict_points(points)
     for index, one in enumerate(alone):
         for name, value in vars(one).items():
             # The variance of a certain time is 0 within roundings of the squared time.
             least = 8 * np.finfo(float).eps * one.latency[0] ** 2 if name == "latency_variance" else 0.0
             np.testing.assert_allclose(getattr(together, name)[index], value[0], rtol=1e-11, atol=max(1e-13, least), err_msg=name)
+
+
+@pytest.mark.parametrize("cost", [UnitCost(LAYERS, cost_ratio=0.25), growing(LAYERS, draft=0.3, prompt=3, draft_devices=0.5)])
+def test_static_batches_of_many_laws_are_those_of_each(cost: StepCosts) -> None:
+    """More laws than are evaluated together, in any order, at several points each, and of two batches."""
+    parameters = SpeculativeParameters(LAYERS, 2, batching="static", sequences=3, lengths=(9, 9, 9, 5, 9))
+    laws = [Iid(rate / 100) for rate in range(101)]
+    assert len(laws) > 2 * rounds_of_batches._MOST_LAWS
+    law = np.array([7 * number % 101 for number in range(150)], dtype=np.intp)
+    points = PredictionPoints([MethodChoice(parameters, 9, cost)], laws, np.zeros_like(law), law)
+    found = speculative.predict_points(points)
+    for index in range(0, 150, 7):
+        one = speculative.predict(parameters, 9, laws[law[index]], cost)
+        for name, value in vars(one).items():
+            np.testing.assert_allclose(getattr(found, name)[index], value, rtol=1e-12, err_msg=name)
 
 
 @given(st.lists(ACCEPTANCES, min_size=1, max_size=4), static_choices(), st.lists(RANKS, min_size=1, max_size=4), tree_choices())

@@ -20,10 +20,12 @@ from model.interpret.simulated_answers import STAYS, UNLIKELY, UNSURE, DraftOutc
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.bild import algorithm as bild
 from model.methods.hierarchical import algorithm as hierarchical
+from model.methods.ngram import algorithm as ngram
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
+from model.outcomes.lookup_laws import packed
 from model.steps import (
     Batch,
     CacheError,
@@ -117,6 +119,14 @@ CHOICES: dict[str, tuple[Any, Any]] = {
     "skipdecode": (skipdecode, skipdecode.Parameters(LAYERS, 2, 5, 1, 30, warm_up=1)),
     "skipdecode, no gaps": (skipdecode, skipdecode.Parameters(LAYERS, LAYERS, LAYERS, 1, 30)),
     "skipdecode, batch": (skipdecode, skipdecode.Parameters(LAYERS, 2, 5, 1, 30, sequences=2, batching="static")),
+    "speculative, heads": (speculative, speculative.Parameters(LAYERS, 5, drafter="heads")),
+    "speculative, heads uncut": (
+        speculative, speculative.Parameters(LAYERS, 3, drafter="heads", sequences=2, batching="continuous"),
+    ),
+    "speculative, parallel": (speculative, speculative.Parameters(LAYERS, 5, drafter="parallel")),
+    "ngram": (ngram, ngram.Parameters(LAYERS, 4)),
+    "ngram, uncut": (ngram, ngram.Parameters(LAYERS, 4, sequences=2, batching="continuous")),
+    "ngram, sampled": (ngram, ngram.Parameters(LAYERS, 4, sampled=True)),
     "bild": (bild, bild.Parameters(LAYERS, 5)),
     "bild, separate": (bild, bild.Parameters(LAYERS, 5, placement="separate")),
     "bild, never sure": (bild, bild.Parameters(LAYERS, 5, fallback_threshold=0.0, rollback_threshold=2.5)),
@@ -132,6 +142,10 @@ def world(case: str, draws: Sequence[int]) -> World:
         return Lossy(1, LAYERS, [(STAYS, STAYS, STAYS, STAYS, UNSURE, UNLIKELY)[each] for each in draws[:TOKENS]])
     if case.startswith("skipdecode"):
         return Lossy(1, LAYERS)
+    if case.startswith("ngram"):  # other drafts after a round that accepted some
+        right = np.minimum(draws, 4)
+        each = packed(right[:TOKENS], right[:TOKENS] // 2, np.maximum(right[:TOKENS], right[TOKENS:]), right[TOKENS:])
+        return World(1, LAYERS, lookups=each.tolist())
     if case.startswith("ppd"):
         return World(1, LAYERS, [each % (1 + CHOICES[case][1].candidates) for each in draws[:TOKENS]])
     if CHOICES[case][0] is hierarchical:
@@ -169,7 +183,10 @@ def test_a_decoding_that_is_cut_short_ends_at_the_token_that_was_wanted(case: st
 
 @pytest.mark.parametrize("cost", ["uniform", "by position"])
 @pytest.mark.parametrize("prompt", [1, 4])
-@pytest.mark.parametrize("case", ["speculative", "speculative, uncut", "bild", "bild, never sure", "speculative, separate"])
+@pytest.mark.parametrize("case", [
+    "speculative", "speculative, uncut", "bild", "bild, never sure", "speculative, separate", "speculative, heads",
+    "speculative, heads uncut", "ngram", "ngram, uncut",
+])  # fmt: skip
 def test_rounds_after_a_prompt(case: str, prompt: int, cost: str) -> None:
     """Both models read the prompt first. The offer is accepted on one unit: the engine answers none of the reads."""
     module, choice = CHOICES[case]

@@ -22,9 +22,11 @@ from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
+from model.methods.rounds import starts_by_round
 from model.methods.rounds.prices_of_rounds import round_prices
 from model.methods.rounds.round_laws import Rounds
 from model.methods.rounds.round_moments import moments
+from model.methods.rounds.round_starts import survival_of
 from model.methods.speculative import algorithm, paths, rounds_of_batches, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.batch_break_even import batched_speedup
@@ -146,15 +148,34 @@ LAWS = st.floats(0, 1).map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.
 ).map(Rounds.by_draft_position)
 
 
-@given(LAWS, st.integers(0, 5), st.integers(1, 20))
+@given(LAWS, st.integers(0, 5), st.integers(1, 30))
 def test_enumerated_rounds_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
-    mass = rounds_of_batches.places_of_rounds([law], gamma, tokens).mass
-    found, want = rounds_of_batches.room_chances(mass, gamma, tokens)[0], moments(gamma, tokens, law, round_prices(COST, gamma))
-    assert near(found.sum(), want.rounds, 1e-12)
-    assert near((found @ np.arange(gamma + 1)).sum(), want.drafted, 1e-12, 1e-300)
-    assert near(found[0].sum(), 1.0)
-    assert (found >= 0).all()
-    assert (np.diff(found.sum(axis=1)) <= 1e-15).all()
+    """Probabilities of each round, by its start: a first one is certain, and later ones start later or not at all."""
+    found, want = np.zeros((0, tokens)), moments(gamma, tokens, law, round_prices(COST, gamma))
+    for stretch in starts_by_round.stretches([law], gamma, tokens):
+        found = np.concatenate([found, stretch.at(range(tokens))[0, 0]])
+    assert near(found[:, -1].sum(), want.rounds, 1e-12)
+    assert near(found[:, max(tokens - 1 - gamma, 0) : -1].sum(), want.drafted, 1e-12, 1e-300)
+    assert (found[0] == 1).all()
+    assert (np.diff(found, axis=0) <= 1e-15).all()
+    assert (np.diff(found, axis=1) >= -1e-15).all()
+
+
+@given(LAWS, st.integers(0, 4), st.integers(1, 25), st.integers(1, 30))
+def test_starts_of_a_shorter_sequence_are_those_of_a_longer_one(law: Any, gamma: int, tokens: int, more: int) -> None:
+    """And rounds after a completely accepted draft start that many tokens after the round before."""
+    each = [[*starts_by_round.stretches([law], gamma, length, kinds=2)] for length in (tokens, tokens + more)]
+    short, long = [np.concatenate([stretch.at(range(tokens))[0] for stretch in own], axis=1) for own in each]
+    rounds = min(short.shape[1], long.shape[1])
+    np.testing.assert_allclose(long[:, :rounds], short[:, :rounds], rtol=1e-12, atol=1e-15)
+    assert (long[:, rounds:] < 1e-15).all()
+    survival = survival_of([law], gamma)
+    if survival is not None:
+        after = short[1] - short[0]
+        assert near(after[0], np.zeros(tokens))
+        for place in range(tokens):
+            before = short[1, :-1, place - gamma - 1] if place > gamma > 0 else np.zeros(len(after) - 1)
+            np.testing.assert_allclose(after[1:, place], before * (survival[0, -1] if gamma else 0.0), rtol=1e-12, atol=1e-14)
 
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 12), st.sampled_from(COSTS), st.booleans())
@@ -250,13 +271,28 @@ def test_laws_together_are_those_of_each(gamma: int, lengths: tuple[int, ...]) -
                 np.testing.assert_allclose(several[number], one, rtol=1e-9, atol=1e-13)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_rounds_that_never_occur_change_nothing(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = rounds_of_batches.by_place([Iid(rate)], 3, (60, 60))
-    monkeypatch.setattr(rounds_of_batches, "_NEVER", 0.0)
-    every = rounds_of_batches.by_place([Iid(rate)], 3, (60, 60))
-    for one, other in zip(some, every, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-24)
+@pytest.mark.parametrize("lengths", [(60, 60), (60,) * 9, (60, 30, 30)])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
+def test_rounds_that_never_occur_change_nothing(rate: float, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither do numbers of sequences that are never left, nor positions where a round never starts."""
+    some = [rounds_of_batches.by_place([Iid(rate)], 3, lengths), rounds_of_batches.by_room([Iid(rate)], 3, lengths)]
+    monkeypatch.setattr(rounds_of_batches, "NEVER", 0.0)
+    monkeypatch.setattr(starts_by_round, "NEVER", 0.0)
+    monkeypatch.setattr(starts_by_round, "_CERTAIN", 2.0)
+    for cached in (rounds_of_batches._kept, rounds_of_batches._sequences):
+        cached.cache_clear()
+    every = [rounds_of_batches.by_place([Iid(rate)], 3, lengths), rounds_of_batches.by_room([Iid(rate)], 3, lengths)]
+    for one, other in zip(itertools.chain(*some), itertools.chain(*every), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+@given(st.lists(LAWS, min_size=1, max_size=3), st.integers(0, 4), st.lists(st.sampled_from([2, 5, 9]), min_size=1, max_size=5))
+def test_work_of_batches_follows_from_the_sequences_left(laws: list[Any], gamma: int, lengths: list[int]) -> None:
+    counts = rounds_of_batches.by_room(laws, gamma, lengths).counts
+    drafts, sequences = np.arange(gamma + 1.0), np.einsum("n,lnm->lm", np.arange(len(lengths) + 1.0), counts)
+    want = counts.sum(axis=(1, 2)), counts.sum(axis=1) @ drafts, sequences @ (drafts + 1), sequences @ drafts
+    for found, total in zip(rounds_of_batches.work_of(laws, gamma, lengths), want, strict=True):
+        np.testing.assert_allclose(found, total, rtol=1e-12, atol=1e-13)
 
 
 def test_records_have_no_closed_form_in_batches() -> None:

@@ -7,11 +7,13 @@ import pytest
 
 from model.costs.layer_times import UnitCost
 from model.interpret import simulated_answers, text_lookup
+from model.interpret.simulated_answers import World
 from model.methods.ngram import algorithm, lookup_rounds, paths
 from model.methods.ngram import theory as ngram
 from model.methods.speculative.algorithm import DraftedToken
 from model.outcomes import lookup_laws
 from model.steps import Lookup
+from sim.engine import events
 from sim.theorems import select
 from sim.theorems.of_methods import ngram as statements
 from sim.theorems.theorem import Theorem
@@ -140,6 +142,11 @@ def removes_nothing(right: Any, p: Any, q: Any) -> Any:
     return p
 
 
+def one_survives_less_of_rounds(right: Any, world: World, step: Any) -> Any:
+    """Of every round one token less is accepted; further rounds begin as before."""
+    return [each._replace(accepted=max(each.accepted - 1, 0)) for each in right(world, step)]
+
+
 ALGORITHM, THEORY = algorithm, ngram
 FAULTS: list[tuple[str, str, Fault]] = [
     ("14a", "a token unread", with_fault(a_token_unread, ALGORITHM, "verify")),
@@ -167,6 +174,8 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28h", "a token unread", with_fault(a_token_unread, ALGORITHM, "verify")),
     ("28k", "a pass of 2 tokens takes none", with_fault(lambda right, *args: right(*args) / 2, UnitCost, "forward")),
     ("28l", "slow layers", with_fault(lambda right, *args: [2 * each for each in right(*args)], UnitCost, "layer_times_of")),
+    ("28n", "one survives less", with_fault(one_survives_less_of_rounds, World, "draft_rounds")),
+    ("28n", "one token read", with_fault(lambda right, passes, _, *rest: right(passes, 1, *rest), events._AlikePasses, "begun_at")),
     ("29a", "shortest", with_fault(shortest, text_lookup, "longest_match")),
     ("29a", "last place", with_fault(last_place, text_lookup, "longest_match")),
     ("29b", "without the last", with_fault(without_the_last, text_lookup, "answer")),

@@ -27,8 +27,8 @@ from model.methods.claim_bounds import NO_DRAFT, ClaimRule
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP, MethodParameters
 from model.methods.proposals import Known, Proposals
-from model.methods.speculative.algorithm import DraftedToken, Model, commit, verify
-from model.steps import DraftLimit, Forward, Lookup, Step, Steps
+from model.methods.speculative.algorithm import DraftedToken, Model, commit, verification_pass, verify
+from model.steps import DraftLimit, DraftRounds, Forward, Lookup, Step, Steps
 
 MAX_MATCH = 1000
 """Largest number of tokens that are looked up."""
@@ -153,6 +153,10 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     sequence, end, target = list(prompt), len(prompt) + tokens, Model("target", parameters.layers, 0)
     if len(sequence) > 1:
         yield Forward("target", tuple(sequence[:-1]), 0, target.span)
+    if not (stop or parameters.sampled):
+        first, verify_none = parameters.lookup(sequence, parameters.draft_length), verification_pass(target, sequence, ())
+        if (yield DraftRounds(first, verify_none, parameters.draft_length, tokens, parameters.cut, ("round",) * 3)) is not None:
+            return
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room = end - len(sequence) - 1
         guesses = yield from draft(parameters, sequence, room, stop)

@@ -317,6 +317,11 @@ def _with_states(parameters: Parameters, prompt: Sequence[int], tokens: int, sto
     head = Model("draft", parameters.draft_layers, 0, len(sequence) - 1, parameters.sampled)
     states = yield from read_with_states(target, head, sequence)
     draft_by = draft_in_one_pass if parameters.drafter == PARALLEL else draft_by_head
+    if draft_by is draft_by_head and not (stop or parameters.sampled):
+        first = Forward(head.role, tuple(sequence[head.rows :]), head.rows, head.span, states, 1, head.unit)
+        verify_none = verification_pass(target, sequence, ())
+        if (yield DraftRounds(first, verify_none, parameters.draft_length, tokens, parameters.cut, ("round",) * 3)) is not None:
+            return
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room = end - len(sequence) - 1
         longest = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length

@@ -19,14 +19,14 @@ from model.base import checks
 from model.costs import many_costs
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Totals, Work
-from model.methods.prediction import DecodingPoints, Prediction
+from model.methods.prediction import DecodingPoints, Prediction, linear
 from model.methods.rounds.prices_of_rounds import prices_by_start, sums_before, sums_from
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import Moments, moments_of_pairs, prediction_of, units_alike
 from model.methods.rounds.round_walks import Tally
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
-from model.methods.speculative.rounds_of_batches import by_place, by_room, cells_of
+from model.methods.speculative.rounds_of_batches import cells_of, laws_in_blocks, work_of
 from model.outcomes.outcome_laws import Chain, Outcomes
 
 Floats = NDArray[np.float64]
@@ -142,19 +142,22 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
     cost, separate = parameters.draft_costs(points.cost), parameters.placement == "separate"
     found, price = np.zeros((len(Moments._fields), points.law.size)), None
     for lengths, batches in Counter(tuple(sorted(batch.values())) for batch in parameters.batches(tokens)).items():
-        rounds = (by_room if uniform else by_place)(points.laws, longest, lengths)
         if uniform:
-            price, of_room = _prices(cost, longest, len(lengths), separate=separate), rounds.counts
+            price = _prices(cost, longest, len(lengths), separate=separate)
         else:
             price = _prices_of_cells(cost, longest, lengths, separate=separate)
-            of_room = _by_drafted(rounds.counts, longest, lengths)
-        counts = rounds.counts.reshape(len(points.laws), -1).T
         time, busy, operations = (each.reshape(len(each), -1) for each in price)
-        found[0] += batches * points.linear(counts, time)
-        found[2] = found[0] if price.busy is price.time else found[2] + batches * points.linear(counts, busy)
-        found[3] += batches * points.linear(of_room.reshape(len(points.laws), -1).T, operations)
-        found[4] += batches * rounds.sequences[points.law]
-        found[5] += batches * rounds.drafted[points.law]
+        for part, rounds in laws_in_blocks(points.laws, longest, lengths, placed=not uniform):
+            index = np.flatnonzero((points.law >= part.start) & (points.law < part.stop))
+            law, mine, size = points.law[index] - part.start, points.price[index], len(rounds.sequences)
+            of_room = rounds.counts if uniform else _by_drafted(rounds.counts, longest, lengths)
+            counts = rounds.counts.reshape(size, -1).T
+            mean = linear(counts, time, law, mine)
+            found[0, index] += batches * mean
+            found[2, index] += batches * (mean if price.busy is price.time else linear(counts, busy, law, mine))
+            found[3, index] += batches * linear(of_room.reshape(size, -1).T, operations, law, mine)
+            found[4, index] += batches * rounds.sequences[law]
+            found[5, index] += batches * rounds.drafted[law]
     found[1] = np.nan
     assert price is not None
     return Moments(*found), units_alike(price)  # the same for all batches, whose prices include those of whole drafts
@@ -253,15 +256,11 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     verified: Any
     drafts: Any
     drafted: Any
-    passes, verified, drafts, drafted = np.zeros((4, len(laws)))
-    room = np.arange(parameters.draft_length + 1.0)
+    passes, drafts, verified, drafted = np.zeros((4, len(laws)))
     for lengths, batches in Counter(tuple(sorted(batch.values())) for batch in parameters.batches(tokens)).items():
-        rounds, sequences = by_room(known, parameters.draft_length, lengths).counts, np.arange(len(lengths) + 1.0)
-        of_sequences = np.einsum("n,lnm->lm", sequences, rounds)
-        passes += batches * rounds.sum(axis=(1, 2))
-        verified += batches * (of_sequences @ (room + 1))
-        drafts += batches * (rounds.sum(axis=1) @ room)
-        drafted += batches * (of_sequences @ room)
+        work = work_of(known, parameters.draft_length, lengths)
+        for total, more in zip((passes, drafts, verified, drafted), work, strict=True):
+            total += batches * more
     nan, layers, deep = float("nan"), parameters.layers, parameters.draft_layers
     target = Totals(passes, layers * passes, layers * verified, nan, nan, head_runs=passes, heads=verified)
     # A draft pass reads two tokens per sequence after any completely accepted draft; how often is not computed, so it is nan.

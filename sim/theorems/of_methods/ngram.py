@@ -26,12 +26,12 @@ from model.methods.speculative.algorithm import Parameters as Speculative
 from model.outcomes.lookup_laws import LookupDraft, LookupOutcome, Lookups
 from model.outcomes.outcome_laws import Iid
 from model.outcomes.random_streams import BLOCK
-from model.steps import SAMPLED, Forward, Read, Steps
+from model.steps import SAMPLED, Forward, Read, Steps, declining
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits, drafted, model, rounds, stop_tokens
 from sim.theorems.output_law import TextLaw, distance, greedy_text, law_of_model, law_of_text, possible_decodings, residual
-from sim.theorems.pipelined_examples import CLOSE, integers, rates
+from sim.theorems.pipelined_examples import CLOSE, integers, rates, same_run
 from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
@@ -354,6 +354,12 @@ def layer_by_layer(x: Example) -> None:
     equal("tokens", each.tokens, whole.tokens)
 
 
+@theorem("28n", "Steps that are answered together give the same run as each by itself.", source="they stand for the other steps",
+         given=lambda: _decodings("tenths"))
+def offers_change_nothing(x: Example) -> None:
+    same_run(play(x, offers=True), play(x))
+
+
 # --- 29: lookups in a text ---
 
 
@@ -440,9 +446,10 @@ def world(x: Example) -> World:
     return World(1, x["layers"], lookups=_packed(x))
 
 
-def play(x: Example, *, per_layer: bool = False) -> Run:
-    """Simulate an example's decoding."""
-    return simulate(steps(x), len(x["lookups"]), Cluster(1), cost(x), world(x), per_layer=per_layer)
+def play(x: Example, *, per_layer: bool = False, offers: bool = False) -> Run:
+    """Simulate an example's decoding, each step by itself; with `offers`, several may be answered together (28n)."""
+    own = steps(x) if offers else declining(steps(x))
+    return simulate(own, len(x["lookups"]), Cluster(1), cost(x), world(x), per_layer=per_layer)
 
 
 def _packed(x: Example) -> list[int]:
