@@ -70,7 +70,9 @@ class VariedSeconds(Varied):
         return replace(self.first, hardware_models=models, **{name: each[index].item() for name, each in self.numbers.items()})
 
     def at(self, index: NDArray[np.intp]) -> VariedSeconds:
-        """A subset of the costs, in this order."""
+        """A subset of the costs, in this order; the same object if it is all of them."""
+        if index.size == self.size and np.array_equal(index, np.arange(self.size)):
+            return self
         numbers, steps = ({name: values[index] for name, values in each.items()} for each in (self.numbers, self.steps))
         return VariedSeconds(self.first, index.size, numbers, steps)
 

@@ -18,7 +18,7 @@ from model.costs.many_seconds import VariedSeconds
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
 from model.methods.prediction import by_outcome
-from sim.scenarios.cases import Case
+from sim.scenarios.cases import Case, OneDevice
 from sim.scenarios.outcomes.outcome_records import Outcome, VariedOutcomes
 
 Floats = NDArray[np.float64]
@@ -76,6 +76,10 @@ class CaseGroup:
         """Values of a number of the costs; None if all cases have the same."""
         return None if self.costs is None else self.costs.numbers.get(name)
 
+    def on_one_device(self) -> OneDevice:
+        """Plain decoding of each case on one device; shapes (cases,) or ()."""
+        return self.first.on_one_device
+
     def costs_of(self, which: str) -> Sequence[StepCosts]:
         """Costs of the cases; `which` is that of `Case.cost_at`."""
         if self.costs is None:
@@ -97,14 +101,16 @@ class HardwareGroup(CaseGroup):
         Columns of costs that differ, by name; shape (cases,).
     make
         Resolves one of the cases.
+    alone
+        Costs of plain decoding on one device, if the model is known to fit one in any of the cases.
     """
 
     def __init__(
         self, first: Case, costs: VariedSeconds, columns: Mapping[str, NDArray[Any]], make: Callable[[int], Case],
-        places: Index | None = None,
+        places: Index | None = None, *, alone: VariedSeconds | None = None,
     ) -> None:  # fmt: skip
         super().__init__(first, None, len(costs))
-        self.seconds, self.columns, self._make = costs, columns, make
+        self.seconds, self.columns, self._make, self._alone = costs, columns, make, alone
         self.places = np.arange(len(costs)) if places is None else places
 
     def member(self, place: int) -> Case:
@@ -116,11 +122,20 @@ class HardwareGroup(CaseGroup):
     def at(self, places: Index) -> HardwareGroup:
         """A subset of the cases, in this order."""
         columns = {name: values[places] for name, values in self.columns.items()}
-        return HardwareGroup(self.first, self.seconds.at(places), columns, self._make, self.places[places])
+        alone = None if self._alone is None else self._alone.at(places)
+        return HardwareGroup(self.first, self.seconds.at(places), columns, self._make, self.places[places], alone=alone)
 
     def numbers(self, name: str) -> NDArray[Any] | None:
         """Values of a column; None if all cases have the same."""
         return self.columns.get(name)
+
+    def on_one_device(self) -> OneDevice:
+        """Plain decoding of each case on one device; shapes (cases,) or ()."""
+        error = self.columns.get("one_device_error", np.asarray(0.0))
+        if self._alone is None:
+            return OneDevice(np.asarray(np.nan), self.columns["seconds_error"], error)
+        time = self.first.parameters.plain_time(self.first.settings.tokens, self._alone.joined())
+        return OneDevice(np.where(np.isnan(error), np.nan, time), self.columns["seconds_error"], error)
 
     def costs_of(self, which: str) -> Sequence[StepCosts]:
         """Costs of the cases; `which` is that of `Case.cost_at`."""
