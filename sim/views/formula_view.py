@@ -449,7 +449,7 @@ def _of_works(
         case = group.first
         key = id(case.parameters), case.settings.tokens, *((role, id(shape)) for role, shape in case.shapes.items())
         if key not in seen:
-            seen[key] = alike.setdefault((case.parameters, *key[1:]), len(alike))
+            seen[key] = alike.setdefault((case.parameters, case.settings.tokens, *case.shapes.items()), len(alike))
             if seen[key] == len(cases):
                 cases.append(case)
         kind[own] = seen[key]

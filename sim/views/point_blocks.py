@@ -68,7 +68,8 @@ class PointBlock:
     @cached_property
     def segment(self) -> Index:
         """Place of each point's group in `segments`."""
-        return np.repeat(np.arange(len(self.segments)), [part.stop - part.start for _, part, _ in self.segments])[self.used_choices[1]]
+        sizes = [part.stop - part.start for _, part, _ in self.segments]
+        return np.repeat(np.arange(len(sizes)), sizes)[self.used_choices[1]]
 
     def of_decodings(self, value: Callable[[Case], float]) -> Floats:
         """Evaluate a function of parameters and tokens for each point, once for choices that share these objects."""
