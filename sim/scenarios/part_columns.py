@@ -86,6 +86,12 @@ class CaseGroup:
             return [self.first.cost_at(which)] * self.size
         return self.costs.passes_only() if which == "passes" else self.costs
 
+    def distinct_costs(self, which: str) -> tuple[Sequence[StepCosts], Index]:
+        """As `costs_of`, but equal costs once where they are known as such, and the index of each case's costs."""
+        if self.costs is None:
+            return [self.first.cost_at(which)], np.zeros(self.size, dtype=np.intp)
+        return self.costs_of(which), np.arange(self.size)
+
 
 class HardwareGroup(CaseGroup):
     """Cases on hardware that differ in numbers of their costs only.
@@ -144,6 +150,12 @@ class HardwareGroup(CaseGroup):
         cost = self.first.cost_at(which)
         assert isinstance(cost, PassSeconds)
         return self.seconds.of(cost)
+
+    def distinct_costs(self, which: str) -> tuple[Sequence[StepCosts], Index]:
+        """As `costs_of`, but equal costs once where they are known as such, and the index of each case's costs."""
+        if which == "passes":  # without the overheads in which they differ
+            return self.seconds.passes_only().distinct()
+        return self.costs_of(which), np.arange(self.size)
 
 
 class OutcomeGroup:

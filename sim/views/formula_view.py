@@ -223,11 +223,13 @@ def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Predic
     choice: list[Index] = []
     begins = 0
     for points, _, costs, *_ in asked:
-        for group, _, places in points.segments:
-            each = group.at(places).costs_of(costs)
+        place = np.empty(points.used_choices[0].size, dtype=np.intp)
+        for group, part, places in points.segments:
+            each, index = group.at(places).distinct_costs(costs)
             groups.append(ChoiceGroup(group.first.parameters, group.first.settings.tokens, each))
-        choice.append(begins + points.used_choices[1])
-        begins += points.used_choices[0].size
+            place[part] = begins + index
+            begins += len(each)
+        choice.append(place[points.used_choices[1]])
     laws, law = _laws(asked)
     means = np.repeat([each.means for each in asked], [each.points.number.size for each in asked])
     found = method.predict_points(PredictionPoints(GroupedChoices(groups), laws, np.concatenate(choice), law, means))
