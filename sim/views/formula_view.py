@@ -207,7 +207,7 @@ class _Priced(NamedTuple):
     """Points to predict at given rates and costs.
 
     `rates` are `law`, or an end of their interval: `low`, `high`; `costs` are `cost`, those without overheads (`passes`), or `slow`
-    and `fast`. Busy time and units are in devices: a unit has `tensor_parallel` of them. Variances are not asked where `means`.
+    and `fast`. Busy time is in devices: a unit has `tensor_parallel` of them. Variances are not asked where `means`.
     """
 
     points: PointBlock
@@ -235,7 +235,7 @@ def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Predic
     found = method.predict_points(PredictionPoints(GroupedChoices(groups), laws, np.concatenate(choice), law, means))
     ends = np.cumsum([0, *(each.points.number.size for each in asked)])
     parts = [found.at(np.arange(start, stop)) for start, stop in itertools.pairwise(ends.tolist())]
-    return [_in_devices(each, of.points, of.tensor_parallel) for each, of in zip(parts, asked, strict=True)]
+    return [_in_devices(each, of.tensor_parallel) for each, of in zip(parts, asked, strict=True)]
 
 
 def _laws(asked: Sequence[_Priced]) -> tuple[list[Any], Index]:
@@ -254,18 +254,11 @@ def _laws(asked: Sequence[_Priced]) -> tuple[list[Any], Index]:
     return laws, np.concatenate(law)
 
 
-def _in_devices(prediction: Prediction, points: PointBlock, tensor_parallel: Floats) -> Prediction:
-    """The prediction with busy time and units in devices."""
+def _in_devices(prediction: Prediction, tensor_parallel: Floats) -> Prediction:
+    """The prediction with busy time in devices."""
     if (tensor_parallel == 1).all():
         return prediction
-    units, each = np.unique(prediction.units, return_inverse=True)
-    pairs, place = np.unique(points.segment * units.size + each, return_inverse=True)
-    groups = [group.first for group, _, _ in points.segments]
-    known = [groups[pair // units.size].devices(int(units[pair % units.size])) for pair in pairs.tolist()]
-    devices = np.array(known, dtype=np.float64)[place]
-    return replace(
-        prediction, busy=prediction.busy * tensor_parallel, units_ratio=prediction.units_ratio * tensor_parallel, units=devices
-    )
+    return replace(prediction, busy=prediction.busy * tensor_parallel, units_ratio=prediction.units_ratio * tensor_parallel)
 
 
 def _with_passes(
@@ -288,7 +281,7 @@ def _with_passes(
         one = np.where(np.isfinite(reduced.latency), 1.0, np.nan)
         passes = np.asarray(reduced.latency), np.asarray(reduced.busy)
         whole = replace(reduced, busy=reduced.latency, units_ratio=one)
-        return _in_devices(whole, points, tensor_parallel), passes, (low, high)
+        return _in_devices(whole, tensor_parallel), passes, (low, high)
     index = np.flatnonzero(several)
     apart = _Priced(points.at(index), "law", "passes", np.ones(index.size), means=True)
     asked = [_Priced(points, "law", "cost", tensor_parallel), *ends, apart]

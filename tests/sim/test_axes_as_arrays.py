@@ -463,6 +463,9 @@ NEEDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "layer whose state is sent": ("ppd", {"method.exit_layer": [8, 24], "method.candidates": [1, 2]}),
     "context budget": ("a draft that reads less", {"method.context_budget": [2, 6], "cost.prompt": [4, 9000]}),
     "layers": ("speculative", {"method.layers": [32, 40]}),
+    "shapes of equal depth": (
+        "autoregressive over a roofline", {"method.layers": [32], "cost.shape": ["llama-3.1-8b", "llama-2-7b"]},
+    ),
 }  # fmt: skip
 
 
