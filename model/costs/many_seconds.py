@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -48,6 +49,7 @@ class VariedSeconds(Varied):
     ) -> None:
         self.first: PassSeconds = first
         self.size, self.numbers, self.steps = size, numbers, steps or {}
+        self._others: dict[int, VariedSeconds] = {}
 
     def __len__(self) -> int:
         return self.size
@@ -70,21 +72,43 @@ class VariedSeconds(Varied):
         return replace(self.first, hardware_models=models, **{name: each[index].item() for name, each in self.numbers.items()})
 
     def at(self, index: NDArray[np.intp]) -> VariedSeconds:
-        """A subset of the costs, in this order."""
+        """A subset of the costs, in this order; the same object if it is all of them."""
+        if index.size == self.size and np.array_equal(index, np.arange(self.size)):
+            return self
         numbers, steps = ({name: values[index] for name, values in each.items()} for each in (self.numbers, self.steps))
         return VariedSeconds(self.first, index.size, numbers, steps)
 
     def of(self, first: PassSeconds) -> VariedSeconds:
-        """The same numbers with another cost, such as an end of the uncertainty."""
-        return VariedSeconds(first, self.size, self.numbers, self.steps)
+        """The same numbers with another cost, such as an end of the uncertainty; made once."""
+        if id(first) not in self._others:
+            self._others[id(first)] = VariedSeconds(first, self.size, self.numbers, self.steps)
+        return self._others[id(first)]
 
     def passes_only(self) -> VariedSeconds:
-        """Each without overheads; see `PassSeconds.passes_only`."""
+        """Each without overheads, made once; see `PassSeconds.passes_only`."""
+        return self._passes_only
+
+    @cached_property
+    def _passes_only(self) -> VariedSeconds:
         numbers = {name: values for name, values in self.numbers.items() if name not in OVERHEADS}
         return VariedSeconds(self.first.passes_only(), self.size, numbers)
 
+    def distinct(self) -> tuple[VariedSeconds, NDArray[np.intp]]:
+        """Those costs that differ from each other, and the index of each cost among them; made once."""
+        return self._distinct
+
+    @cached_property
+    def _distinct(self) -> tuple[VariedSeconds, NDArray[np.intp]]:
+        columns = [*self.numbers.values(), *self.steps.values()] or [np.zeros(self.size)]
+        _, places, index = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+        return (self.at(places), index) if places.size < self.size else (self, np.arange(self.size))
+
     def joined(self) -> ManySeconds:
-        """All of them as one."""
+        """All of them as one, made once: methods whose parameters differ ask for the same passes."""
+        return self._joined
+
+    @cached_property
+    def _joined(self) -> ManySeconds:
         return ManySeconds(self)
 
 
@@ -269,7 +293,10 @@ class _TimesByContext:
     def _gathered(self, by_context: Floats, at: NDArray[Any]) -> Floats:
         """Values at these positions, with a leading axis of prompts: 1 if they are the same for all costs."""
         where = _as_slice(at)
-        if isinstance(where, slice):
+        if isinstance(where, slice) and self._offsets.size == 1:
+            begin = int(self._offsets[0])
+            return by_context[None, begin + where.start : begin + where.stop]
+        if isinstance(where, slice) and self._offsets.size * at.size > _FEW_TIMES:
             return np.asarray(np.lib.stride_tricks.sliding_window_view(by_context, at.size)[self._offsets + where.start])
         return np.asarray(by_context[self._offsets.reshape(-1, *(1,) * at.ndim) + at])
 
@@ -283,6 +310,8 @@ def _as_slice(index: NDArray[Any]) -> slice | NDArray[Any]:
 
 _GROWTH = 16
 """Positions after the last one of which times are also computed, since rounds go beyond the last token."""
+_FEW_TIMES = 4096
+"""Times up to which an index of each takes less than a view of windows."""
 _MOST_TABULATED = 1 << 17
 """Largest prompt of which times are kept."""
 

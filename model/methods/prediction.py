@@ -283,8 +283,8 @@ def linear(counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray
 
 _LARGEST_PRODUCT = 4
 """Largest number of pairs of laws and costs that are evaluated for each point that is asked for."""
-_CELLS = 500_000
-"""Numbers in arrays of prices and of counts: a few MB."""
+_CELLS = 200_000
+"""Numbers in arrays of prices and of counts: 1.6 MB, which a processor keeps near."""
 
 
 def predict_by_decoding(

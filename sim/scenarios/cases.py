@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,6 +256,17 @@ class Machine:
         return Cluster(reserved if self.units is None else self.units, self.links, self.stop)
 
 
+class OneDevice(NamedTuple):
+    """Plain decoding on one device instead of all devices of a unit; numbers, or arrays of several cases."""
+
+    time: Any
+    """Time of all tokens; nan if the model is not known to fit one device."""
+    error: Any
+    """Relative error of the time on the devices of a unit [-]."""
+    own_error: Any
+    """Relative error of the time on one device [-]."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One point of the grid, checked."""
@@ -362,6 +373,13 @@ class Case:
         """Time of plain decoding on one device, if a unit has several devices and the model fits one; else None."""
         alone = None if self.hardware is None else self.hardware.one_device
         return None if alone is None else self.parameters.plain_time(self.settings.tokens, alone)
+
+    @property
+    def on_one_device(self) -> OneDevice:
+        """Plain decoding on one device, for a unit of several."""
+        time, of = self.plain_time_on_one_device, self.hardware
+        errors = (0.0, 0.0) if of is None else (of.error, of.one_device_error)
+        return OneDevice(float("nan") if time is None else time, *errors)
 
     @property
     def seconds(self) -> float | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.base.table_records import build
 from model.costs import watched_costs
 from model.costs.many_seconds import VariedSeconds, errors_of
 from model.costs.pass_seconds import TOKEN_BYTES, PassSeconds
@@ -19,7 +18,7 @@ from model.hardware.cost_models import WithEngineOverhead
 from model.methods.method_parameters import MethodParameters
 from sim.scenarios import hardware_cost
 from sim.scenarios.cases import Case
-from sim.scenarios.hardware_cost import MAX_SECONDS, HardwareCost
+from sim.scenarios.hardware_cost import MAX_SECONDS, HardwareCost, PointCosts
 from sim.scenarios.part_columns import HardwareGroup
 from sim.scenarios.scenario_file import Tables, method_tables
 
@@ -30,19 +29,60 @@ _STEPS = {"step_s": ("target",), "draft_step_s": hardware_cost.ROLES[1:]}
 VARIED = ("prompt", *_TIMES, *_STEPS)
 """Numbers of [cost] on hardware of which a whole axis is resolved at once."""
 
+Numbers = Mapping[str, NDArray[Any]]
+
+
+class _Found(NamedTuple):
+    """What groups of cases have in common whose costs differ in the same numbers from the same costs."""
+
+    costs: VariedSeconds
+    alone: VariedSeconds | None
+    """Of plain decoding on one device (`PointCosts.one_device`)."""
+    columns: Numbers
+    valid: NDArray[np.bool_]
+
 
 def varied(
-    first: Case, tables: Tables, index: int, numbers: Mapping[str, NDArray[Any]], make: Callable[[int], Case]
-) -> tuple[HardwareGroup, NDArray[np.bool_]] | None:
+    first: Case, tables: Tables, index: int, numbers: Numbers, make: Callable[[int], Case], build: Callable[..., Any],
+    shared: dict[Any, Any],
+) -> tuple[HardwareGroup, NDArray[np.bool_]] | None:  # fmt: skip
     """Cases with these numbers of their costs, and the mask of valid ones; None if they must be resolved one by one.
 
     `first` is a case with other values of the numbers, `tables` are its tables and `index` is its method's. `make` resolves one of
-    the cases. What tests a time for 0 only is the same for all cases: others than with `first` count as invalid here.
+    the cases, and `build` makes the record of a section. What tests a time for 0 only is the same for all cases: others than with
+    `first` count as invalid here. `shared` holds what other groups with the same costs have found.
     """
-    record = _record(first, tables, index)
-    cost = first.cost
-    if record is None or not isinstance(cost, PassSeconds) or not {*numbers} <= {*VARIED}:
+    record = _record(first, tables, index, build)
+    if record is None or first.hardware is None or not {*numbers} <= {*VARIED}:
         return None
+    key = id(first.hardware), *((name, values.dtype, values.tobytes()) for name, values in numbers.items())
+    if key not in shared:
+        shared[key] = first.hardware, _found(record, first.hardware, numbers)
+    found: _Found | None = shared[key][1]
+    if found is None:
+        return None
+    places = np.flatnonzero(found.valid)
+    group = HardwareGroup(first, found.costs, found.columns, lambda place: make(int(places[place])), alone=found.alone)
+    return group, found.valid
+
+
+def _record(first: Case, tables: Tables, index: int, build: Callable[..., Any]) -> HardwareCost | None:
+    """The record of its costs, if nothing but these depends on their numbers; else None."""
+    kind, table = type(first.parameters), tables.get("cost", {})
+    decides = kind.with_costs is not MethodParameters.with_costs or first.parameters.context_budgets
+    if first.hardware is None or decides:
+        return None
+    own = {_TIMES.get(name, name): True for name in VARIED if name not in _STEPS}
+    if watched_costs.tested_alone(first.cost, own, lambda cost: first.parameters.demand(cost, first.settings.tokens)) is None:
+        return None
+    if method_tables(tables)[index].get("cost") is not None or not isinstance(table, Mapping):
+        return None
+    found: HardwareCost = build(HardwareCost, table, "cost")
+    return found
+
+
+def _found(record: HardwareCost, first: PointCosts, numbers: Numbers) -> _Found | None:
+    """Costs with these numbers, `first` those with others."""
     if numbers.get("prompt", np.zeros(0, dtype=np.int64)).dtype.kind != "i":
         return None
     valid = np.ones(next(iter(numbers.values())).size, dtype=np.bool_)
@@ -56,34 +96,21 @@ def varied(
         shares = _memory_shares(record, first, numbers["prompt"], valid)
         valid &= ~(shares > 1)  # nan: not known
     own = {name: values[valid] for name, values in numbers.items()}
-    costs = _costs(record, cost, first.parameters, own, int(valid.sum()))
+    costs = _costs(first.cost, first, own, int(valid.sum()))
     plain = np.concatenate([each.joined().plain_times() for each in _blocks(costs)]) if len(costs) else np.empty(0)
     if not (plain > 0).all():
         return None
-    return HardwareGroup(first, costs, _columns(first, costs, own, shares, valid), _members(make, valid)), valid
+    columns = _columns(first, costs, own, shares, valid)
+    alone = None
+    if len(costs) and first.tensor_parallel > 1:
+        alone, columns["one_device_error"] = _on_one_device(record, first, own, len(costs))
+    return _Found(costs, alone, columns, valid)
 
 
-def _record(first: Case, tables: Tables, index: int) -> HardwareCost | None:
-    """The record of its costs, if nothing but these depends on their numbers; else None."""
-    kind, table = type(first.parameters), tables.get("cost", {})
-    decides = kind.with_costs is not MethodParameters.with_costs or first.parameters.context_budgets
-    if first.hardware is None or decides or first.hardware.tensor_parallel > 1:
-        return None
-    own = {_TIMES.get(name, name): True for name in VARIED if name not in _STEPS}
-    if watched_costs.tested_alone(first.cost, own, lambda cost: first.parameters.demand(cost, first.settings.tokens)) is None:
-        return None
-    if method_tables(tables)[index].get("cost") is not None or not isinstance(table, Mapping):
-        return None
-    found: HardwareCost = build(HardwareCost, table, "cost")
-    return found
-
-
-def _costs(
-    record: HardwareCost, cost: PassSeconds, parameters: MethodParameters, numbers: Mapping[str, NDArray[Any]], size: int
-) -> VariedSeconds:
+def _costs(cost: PassSeconds, of: PointCosts, numbers: Numbers, size: int) -> VariedSeconds:
     """Costs with these numbers; links and promotions are added to the transfer times of the hardware."""
     target = cost.hardware("target")
-    moving = {"link": TOKEN_BYTES, "promotion": cost_models.bytes_of_state(target.shape, parameters.handover_layer)}
+    moving = {"link": TOKEN_BYTES, "promotion": cost_models.bytes_of_state(target.shape, of.needs.handover_layer)}
     own: dict[str, NDArray[Any]] = {name: values for name, values in numbers.items() if name == "prompt"}
     for name, key in _TIMES.items():
         if name in numbers:
@@ -98,37 +125,44 @@ def _blocks(costs: VariedSeconds) -> list[VariedSeconds]:
 
 
 def _columns(
-    first: Case, costs: VariedSeconds, numbers: Mapping[str, NDArray[Any]], shares: NDArray[np.float64] | None,
-    valid: NDArray[np.bool_],
-) -> dict[str, NDArray[Any]]:  # fmt: skip
+    first: PointCosts, costs: VariedSeconds, numbers: Numbers, shares: NDArray[np.float64] | None, valid: NDArray[np.bool_]
+) -> dict[str, NDArray[Any]]:
     """Columns of the costs that differ (`sim.views.point_columns`)."""
     if not len(costs):
         return {}
-    batch, prompt = first.parameters.full_batch, numbers.get("prompt", np.asarray(costs.first.prompt))
-    found = {"seconds_error": errors_of(costs, first.settings.tokens)}
+    needs, prompt = first.needs, numbers.get("prompt", np.asarray(costs.first.prompt))
+    found = {"seconds_error": errors_of(costs, needs.tokens)}
     joined = costs.joined()
     if "prompt" in numbers:
         found["prompt_tokens"] = prompt
-    reading = cost_models.prompt_time(joined.target_model, np.maximum(prompt, 1), batch).seconds
+    reading = cost_models.prompt_time(joined.target_model, np.maximum(prompt, 1), needs.full_batch).seconds
     found["prompt_s"] = np.broadcast_to(reading, len(costs))
-    found |= {RATIOS[role]: joined.ratio(role) for role in first.parameters.roles}
-    if shares is not None and first.hardware is not None and first.hardware.memory is not None:
+    found |= {RATIOS[role]: joined.ratio(role) for role in needs.roles}
+    if shares is not None and first.memory is not None:
         found["memory_share"] = shares[valid]
     return found
 
 
+def _on_one_device(
+    record: HardwareCost, first: PointCosts, numbers: Numbers, size: int
+) -> tuple[VariedSeconds | None, NDArray[np.float64]]:  # fmt: skip
+    """Costs of plain decoding on one device, and the error of its time; nan where the model is not known to fit one."""
+    errors, tokens = np.full(size, np.nan), first.needs.tokens
+    found = hardware_cost.on_one_device(record, first.needs, numbers.get("prompt", np.full(size, record.prompt)) + tokens)
+    if found is None or (found[1] > 1).all():
+        return None, errors
+    costs = _costs(found[0], first, numbers, size)
+    fits = np.flatnonzero(found[1] <= 1)
+    errors[fits] = errors_of(costs.at(fits), tokens)
+    return costs, errors
+
+
 def _memory_shares(
-    record: HardwareCost, first: Case, prompts: NDArray[Any], valid: NDArray[np.bool_]
+    record: HardwareCost, first: PointCosts, prompts: NDArray[Any], valid: NDArray[np.bool_]
 ) -> NDArray[np.float64]:  # fmt: skip
     """Share of the device's memory that is needed with each of these prompts; nan where it is not known."""
-    assert isinstance(first.cost, PassSeconds)
     found = np.full(prompts.size, np.nan)
-    shares = hardware_cost.memory_shares(record, first.cost, first.parameters, prompts[valid] + first.settings.tokens)
+    shares = hardware_cost.memory_shares(record, first, prompts[valid] + first.needs.tokens)
     if shares is not None:
         found[valid] = shares
     return found
-
-
-def _members(make: Callable[[int], Case], valid: NDArray[np.bool_]) -> Callable[[int], Case]:
-    places = np.flatnonzero(valid)
-    return lambda place: make(int(places[place]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from model.hardware import cost_models, devices, physical_limits, profile, profi
 from model.hardware.cost_models import DeviceMemory, Hardware, WithEngineOverhead, bytes_of_state
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
-from model.methods.method_parameters import CONTINUOUS, MethodParameters
+from model.methods.method_parameters import CONTINUOUS, ContextBudget, MethodParameters
 
 if TYPE_CHECKING:
     from model.engines.step_law import StepLaw
@@ -282,6 +282,11 @@ class HardwareCost(TableRecord):
         given = {field: getattr(self, name) for name, field in _EFFICIENCIES.items()}
         return Efficiency(**{field: value for field, value in given.items() if value is not None})
 
+    @cached_property
+    def found(self) -> dict[MethodNeeds, PointCosts]:
+        """Costs that have been made of this record."""
+        return {}
+
     def step_of(self, role: str) -> float:
         """Engine overhead of a pass of a role [s]."""
         return self.step_s if role == "target" else self.draft_step_s
@@ -403,15 +408,51 @@ def _loaded(name: str, _: _Stamp) -> profile.Profile:
     return found
 
 
+class MethodNeeds(NamedTuple):
+    """What the costs of a point depend on besides their record: methods and parameters with the same needs share their costs."""
+
+    name: str
+    where: str
+    """Table of the costs, for messages."""
+    tokens: int
+    apart: bool
+    """Smaller models have units of their own."""
+    roles: tuple[str, ...]
+    depths: tuple[int | None, ...]
+    """Layers of the target and of each of `roles`; None where the parameters do not define them."""
+    sequences: int
+    full_batch: int
+    others_position: float | None
+    """Mean position of the other sequences of a continuous batch: half-way through, in the mean."""
+    several_units: bool
+    separate_units: bool
+    handover_layer: int
+    context_budgets: tuple[ContextBudget, ...]
+    draft_budgets: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def of(parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> MethodNeeds:
+        """Needs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
+        roles, batch, separate = parameters.roles, parameters.full_batch, parameters.separate_units
+        others = tokens / 2 if parameters.batching == CONTINUOUS and batch > 1 else None
+        return MethodNeeds(
+            name, where, tokens, 0 < separate < units, roles, tuple(map(parameters.depth, ("target", *roles))),
+            parameters.sequences, batch, others, parameters.units > 1, separate > 0, parameters.handover_layer,
+            parameters.context_budgets, tuple(parameters.draft_budgets.items()),
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class PointCosts:
     """Costs of a point on hardware."""
 
+    needs: MethodNeeds
     cost: PassSeconds
     error: float
     """Relative error of the time of plain decoding [-]."""
     shapes: Mapping[str, Shape]
     tensor_parallel: int
+    draft_tensor_parallel: int
     one_device: PassSeconds | None
     """Costs of plain decoding on one device, if a unit has several and the model fits one; else None."""
     one_device_error: float
@@ -450,15 +491,31 @@ def _check_drafting(shape: str, parameters: MethodParameters, where: str, name: 
 
 
 def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> PointCosts:
-    """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
-    models: dict[str, Hardware] = {}
+    """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units.
+
+    Of a record they are made once for all parameters with the same needs.
+    """
     parameters.check_context(cost.prompt + tokens)
     if "draft" in parameters.roles and cost.draft_shape is not None:
         _check_drafting(cost.draft_shape, parameters, where, name)
-    split = 1
-    for role in ("target", *parameters.roles):
+    needs = MethodNeeds.of(parameters, tokens, units, where, name)
+    if needs not in cost.found:
+        if len(cost.found) >= _MOST_KEPT:
+            cost.found.pop(next(iter(cost.found)))
+        cost.found[needs] = _point_costs(cost, needs)
+    return cost.found[needs]
+
+
+_MOST_KEPT = 256
+"""Costs that are kept of one record."""
+
+
+def _point_costs(cost: HardwareCost, needs: MethodNeeds) -> PointCosts:
+    models: dict[str, Hardware] = {}
+    where, name, tokens, split = needs.where, needs.name, needs.tokens, 1
+    for role, depth in zip(("target", *needs.roles), needs.depths, strict=True):
         try:
-            over = cost.tensor_parallel_of(role, separate=0 < parameters.separate_units < units)
+            over = cost.tensor_parallel_of(role, separate=needs.apart)
             found, split = cost.of(role, over), over if role == "draft" else split
         except ParameterError as error:
             raise ParameterError(f"{where}: {error}") from None
@@ -469,11 +526,9 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
             raise ParameterError(f"{where}.{key} is required by method {name}, for the times of its {role} model")
         models[role] = found
         layers = "layers" if role == "target" else f"{role}_layers"
-        depth = parameters.depth(role)
         if depth not in (None, found.shape.layers):
             or_not = "" if role == "target" else ", or leave it out"
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as in {where}, got {depth}; set it{or_not}")
-    apart = cost.split > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
     extra = tuple((name, getattr(cost, f"{name}_s")) for name in ("dispatch", "dispatch_per_process", "state_check"))
     served: tuple[tuple[str, Hardware], ...] = tuple(
         (role, WithEngineOverhead(hardware, cost.step_of(role))) for role, hardware in models.items()
@@ -481,20 +536,22 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
     extra += (("dispatch_law", cost.dispatch_law),)
     target = models["target"]
     extra += (("verification", 0.0 if (law := _law_of(target)) is None else law.coefficients.get("round", 0.0)),)
+    # With as few units as the target needs, the draft shares them.
+    draft_devices = 1 / cost.split if cost.split > 1 and needs.apart else 1.0
     seconds = _prices(
-        served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt,
-        cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.split if apart else 1.0,
+        served, needs.full_batch, needs.others_position, tokens // 2, needs.handover_layer, cost.prompt, cost.busy, cost.link_s,
+        cost.promotion_s, extra, draft_devices,
     )  # fmt: skip
     _refuse_no_time(seconds)
-    _refuse_idle_budget(seconds, parameters, tokens, where)
-    alone = _one_device(cost, tokens, parameters)
+    _refuse_idle_budget(seconds, needs)
+    alone = _one_device(cost, needs)
     shapes = {role: each.shape for role, each in models.items()}
-    room = _memory(cost, models, tokens, parameters, split)
+    room = _memory(cost, models, needs, split)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
-    reading = float(cost_models.prompt_time(served[0][1], max(cost.prompt, 1), parameters.full_batch).seconds)
-    missing = _missing(cost, models, parameters)
+    reading = float(cost_models.prompt_time(served[0][1], max(cost.prompt, 1), needs.full_batch).seconds)
+    missing = _missing(cost, models, needs)
     off, other = _error_of(seconds, tokens), 0.0 if alone is None else _error_of(alone, tokens)
-    return PointCosts(seconds, off, shapes, cost.split, alone, other, room, source, reading, missing)
+    return PointCosts(needs, seconds, off, shapes, cost.split, split, alone, other, room, source, reading, missing)
 
 
 @functools.lru_cache(maxsize=64)  # points that differ only in drafts or outcomes share the times of passes
@@ -521,11 +578,6 @@ def _shared_tables(*_: Any) -> dict[Any, Any]:
     return {}
 
 
-def _others_at(parameters: MethodParameters, tokens: int) -> float | None:
-    """Mean position of the other sequences of a continuous batch: half-way through, in the mean."""
-    return tokens / 2 if parameters.batching == CONTINUOUS and parameters.full_batch > 1 else None
-
-
 def _error_of(cost: PassSeconds, tokens: int) -> float:
     """Relative error of the time of plain decoding: the mean error of its steps, weighted by their times."""
     at = np.arange(tokens)
@@ -537,20 +589,29 @@ def _refuse_no_time(cost: PassSeconds) -> None:
         raise ParameterError(f"a step of plain decoding must take time, got {float(cost.plain_times()):g} s after the prompt")
 
 
-def _refuse_idle_budget(cost: PassSeconds, parameters: MethodParameters, tokens: int, where: str) -> None:
+def _refuse_idle_budget(cost: PassSeconds, needs: MethodNeeds) -> None:
     """Raise an error for a budget that does not change the time of a draft pass although it hides a part of the context."""
-    for name, role, positions in parameters.context_budgets:
+    for name, role, positions in needs.context_budgets:
         whole = PassShape(ALL_LAYERS, role, heads=1)
-        times = [float(cost.times(shape, tokens)) for shape in (whole, whole._replace(context_budget=positions))]
-        if positions < cost.prompt + tokens and times[0] == times[1]:
+        times = [float(cost.times(shape, needs.tokens)) for shape in (whole, whole._replace(context_budget=positions))]
+        if positions < cost.prompt + needs.tokens and times[0] == times[1]:
             raise ParameterError(
-                f"{name} must make a pass of the {role} shorter than {times[0]:.4g} s, got {positions} with {where}, whose passes"
-                " take the same time with any context; leave it out, or take costs that know the context"
+                f"{name} must make a pass of the {role} shorter than {times[0]:.4g} s, got {positions} with {needs.where}, whose"
+                " passes take the same time with any context; leave it out, or take costs that know the context"
             )
 
 
-def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -> PassSeconds | None:
+def _one_device(cost: HardwareCost, needs: MethodNeeds) -> PassSeconds | None:
     """Costs of plain decoding on one device instead of `tensor_parallel`; None if model and cache are not known to fit it."""
+    found = on_one_device(cost, needs, cost.prompt + needs.tokens)
+    return None if found is None or found[1] > 1 else found[0]
+
+
+def on_one_device(cost: HardwareCost, needs: MethodNeeds, contexts: Any) -> tuple[PassSeconds, Any] | None:
+    """Costs of plain decoding on one device instead of `tensor_parallel`, and the share of its memory that is needed [-].
+
+    The share is of sequences of `contexts` positions (a number or an array). None if the times or the memory are not known.
+    """
     if cost.split == 1 or cost.kind == "engine":
         return None
     try:
@@ -560,19 +621,17 @@ def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -
     of = _device(cost, single)
     if single is None or of is None:
         return None
-    batch = parameters.sequences
-    room = cost_models.memory(single.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch)
-    if room.share > 1:
-        return None
-    return PassSeconds(
-        {"target": WithEngineOverhead(single, cost.step_s)}, prompt=cost.prompt, batch=parameters.full_batch,
-        others_position=_others_at(parameters, tokens), middle=tokens // 2, busy=cost.busy,
+    room = cost_models.memory(single.shape, of.memory_bytes, context=contexts, batch=needs.sequences)
+    alone = PassSeconds(
+        {"target": WithEngineOverhead(single, cost.step_s)}, prompt=cost.prompt, batch=needs.full_batch,
+        others_position=needs.others_position, middle=needs.tokens // 2, busy=cost.busy,
     )  # fmt: skip
+    return alone, room.share
 
 
-def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: MethodParameters) -> tuple[str, ...]:
+def _missing(cost: HardwareCost, models: Mapping[str, Hardware], needs: MethodNeeds) -> tuple[str, ...]:
     """Parts of the target's passes, and steps of the smaller models, that are not measured."""
-    unheard = {"send"} if parameters.units == 1 else set()  # one unit sends nothing
+    unheard = set() if needs.several_units else {"send"}  # one unit sends nothing
     found = [*_parts_missing(models["target"])]
     found += ["draft_step"] * any("step" in _parts_missing(of) for role, of in models.items() if role != "target")
     unheard |= {name for name in ("step", "draft_step") if getattr(cost, f"{name}_s")}
@@ -599,39 +658,39 @@ def _law(name: str) -> StepLaw:
 
 
 def _memory(
-    cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters, draft_split: int
-) -> DeviceMemory | None:
+    cost: HardwareCost, models: Mapping[str, Hardware], needs: MethodNeeds, draft_split: int
+) -> DeviceMemory | None:  # fmt: skip
     """Memory for weights and cache on a device, an error if it is too large; None if the device's memory is not known."""
-    found, of = _room(cost, models, cost.prompt + tokens, parameters, draft_split), _device(cost, models["target"])
+    found, of = _room(cost, models, cost.prompt + needs.tokens, needs, draft_split), _device(cost, models["target"])
     if found is not None and of is not None:
         cost_models.refuse_too_large(found, of.name)
     return found
 
 
 def _room(
-    cost: HardwareCost, models: Mapping[str, Hardware], context: Any, parameters: MethodParameters, draft_split: int
+    cost: HardwareCost, models: Mapping[str, Hardware], context: Any, needs: MethodNeeds, draft_split: int
 ) -> DeviceMemory | None:
     """`_memory` for sequences of `context` positions (a number or an array), of any size."""
     target = models["target"]
     of = _device(cost, target)
     if of is None:
         return None
-    others = () if parameters.separate_units else tuple(role for role in models if role != "target")
+    others = () if needs.separate_units else tuple(role for role in models if role != "target")
     also = tuple(models[role].shape.shard(draft_split if role == "draft" else 1) for role in others)
     return cost_models.memory(
-        target.shape, of.memory_bytes, context=context, batch=parameters.sequences, tensor_parallel=cost.split, also=also,
-        draft_budget=tuple(parameters.draft_budgets.get(role) for role in others),
+        target.shape, of.memory_bytes, context=context, batch=needs.sequences, tensor_parallel=cost.split, also=also,
+        draft_budget=tuple(map(dict(needs.draft_budgets).get, others)),
     )  # fmt: skip
 
 
-def memory_shares(cost: HardwareCost, priced: PassSeconds, parameters: MethodParameters, contexts: NDArray[np.int64]) -> Any:
-    """Share of the memory of the only device of a unit that is needed with sequences of each number of positions [-].
+def memory_shares(cost: HardwareCost, priced: PointCosts, contexts: NDArray[np.int64]) -> Any:
+    """Share of the memory of a device that is needed with sequences of each number of positions [-].
 
     None if the memory is not known; `priced` are the costs of any prompt.
     """
-    served = priced.hardware_models.items()
+    served = priced.cost.hardware_models.items()
     models = {role: each.kernels if isinstance(each, WithEngineOverhead) else each for role, each in served}
-    found = _room(cost, models, contexts, parameters, 1)
+    found = _room(cost, models, contexts, priced.needs, priced.draft_tensor_parallel)
     return None if found is None else found.share
 
 

@@ -19,7 +19,7 @@ from model.costs.many_seconds import VariedSeconds
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
 from model.methods.prediction import by_outcome
-from sim.scenarios.cases import Case
+from sim.scenarios.cases import Case, OneDevice
 from sim.scenarios.outcomes.outcome_records import Outcome, VariedOutcomes
 
 Floats = NDArray[np.float64]
@@ -127,11 +127,21 @@ class CaseGroup:
                 self._of_length[tokens] = self.first.with_tokens(tokens)
             yield self._of_length.get(tokens, self.first), order[start:stop]
 
+    def on_one_device(self) -> OneDevice:
+        """Plain decoding of each case on one device; shapes (cases,) or ()."""
+        return self.first.on_one_device
+
     def costs_of(self, which: str) -> Sequence[StepCosts]:
         """Costs of the cases; `which` is that of `Case.cost_at`."""
         if self.costs is None:
             return [self.first.cost_at(which)] * self.size
         return self.costs.passes_only() if which == "passes" else self.costs
+
+    def distinct_costs(self, which: str) -> tuple[Sequence[StepCosts], Index]:
+        """As `costs_of`, but equal costs of as many tokens once where they are known as such, and the index of each case's."""
+        if self.costs is None and self.tokens is None:
+            return [self.first.cost_at(which)], np.zeros(self.size, dtype=np.intp)
+        return self.costs_of(which), np.arange(self.size)
 
 
 def _at(values: Any, places: Index) -> Any:
@@ -152,14 +162,16 @@ class HardwareGroup(CaseGroup):
         Columns of costs that differ, by name; shape (cases,).
     make
         Resolves one of the cases.
+    alone
+        Costs of plain decoding on one device, if the model is known to fit one in any of the cases.
     """
 
     def __init__(
         self, first: Case, costs: VariedSeconds, columns: Mapping[str, NDArray[Any]], make: Callable[[int], Case],
-        places: Index | None = None,
+        places: Index | None = None, *, alone: VariedSeconds | None = None,
     ) -> None:  # fmt: skip
         super().__init__(first, None, len(costs))
-        self.seconds, self.columns, self._make = costs, columns, make
+        self.seconds, self.columns, self._make, self._alone = costs, columns, make, alone
         self.places = np.arange(len(costs)) if places is None else places
 
     def member(self, place: int) -> Case:
@@ -171,11 +183,20 @@ class HardwareGroup(CaseGroup):
     def at(self, places: Index) -> HardwareGroup:
         """A subset of the cases, in this order."""
         columns = {name: values[places] for name, values in self.columns.items()}
-        return HardwareGroup(self.first, self.seconds.at(places), columns, self._make, self.places[places])
+        alone = None if self._alone is None else self._alone.at(places)
+        return HardwareGroup(self.first, self.seconds.at(places), columns, self._make, self.places[places], alone=alone)
 
     def numbers(self, name: str) -> NDArray[Any] | None:
         """Values of a column; None if all cases have the same."""
         return self.columns.get(name)
+
+    def on_one_device(self) -> OneDevice:
+        """Plain decoding of each case on one device; shapes (cases,) or ()."""
+        error = self.columns.get("one_device_error", np.asarray(0.0))
+        if self._alone is None:
+            return OneDevice(np.asarray(np.nan), self.columns["seconds_error"], error)
+        time = self.first.parameters.plain_time(self.first.settings.tokens, self._alone.joined())
+        return OneDevice(np.where(np.isnan(error), np.nan, time), self.columns["seconds_error"], error)
 
     def costs_of(self, which: str) -> Sequence[StepCosts]:
         """Costs of the cases; `which` is that of `Case.cost_at`."""
@@ -184,6 +205,12 @@ class HardwareGroup(CaseGroup):
         cost = self.first.cost_at(which)
         assert isinstance(cost, PassSeconds)
         return self.seconds.of(cost)
+
+    def distinct_costs(self, which: str) -> tuple[Sequence[StepCosts], Index]:
+        """As `costs_of`, but equal costs of as many tokens once where they are known as such, and the index of each case's."""
+        if which == "passes":  # without the overheads in which they differ
+            return self.seconds.passes_only().distinct()
+        return self.costs_of(which), np.arange(self.size)
 
 
 class OutcomeGroup:

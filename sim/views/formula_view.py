@@ -24,7 +24,7 @@ from model.methods import registry
 from model.methods.method_parameters import MethodParameters
 from model.methods.prediction import ChoiceGroup, GroupedChoices, Prediction, PredictionPoints, by_outcome
 from model.steps import CacheError
-from sim.scenarios.cases import Case
+from sim.scenarios.cases import Case, OneDevice
 from sim.scenarios.grid import Axis, Grid
 from sim.views import metrics, point_columns, time_breakdown
 from sim.views.case_facts import busy_counts_operations
@@ -100,15 +100,10 @@ def _described(grid: Grid, points: PointBlock) -> pl.DataFrame:
 
 def _choice_columns(points: PointBlock) -> pl.DataFrame:
     """Method, parameters and tokens: the same for all choices of a group, but for tokens that vary."""
-    which = np.empty(points.used_choices[0].size, dtype=np.intp)
-    tokens: list[tuple[slice, NDArray[Any]]] = []
-    for number, (group, part, places) in enumerate(points.segments):
-        which[part] = number
-        lengths = group.numbers("tokens")
-        tokens += [] if lengths is None else [(part, lengths[places])]
-    index = points.used_choices[1]
-    table = _gathered([point_columns.of_choice(group.first) for group, _, _ in points.segments], which[index])
-    return _with_numbers(table, {"tokens": tokens} if tokens else {}, which.size, index)
+    varied = [(part, group.tokens[places]) for group, part, places in points.segments if group.tokens is not None]
+    table = _gathered([point_columns.of_choice(group.first) for group, _, _ in points.segments], points.segment)
+    used, index = points.used_choices
+    return _with_numbers(table, {"tokens": varied} if varied else {}, used.size, index)
 
 
 def _cost_columns(points: PointBlock) -> pl.DataFrame:
@@ -207,7 +202,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     loss = np.zeros(points.number.size)
     more = [pl.DataFrame({name: np.broadcast_to(values, points.number.shape) for name, values in found.items()})]
     if (tensor_parallel > 1).any():
-        more.append(_each(points, found, over_one_device))
+        more.append(_columns_over_one_device(points, found, prediction.plain_latency))
     if prediction.rounds is None:
         more.append(_operations(method, points, found["compute_per_token"]))
     elif method.straggler_loss is not None and (points.of_decodings(_concurrent) > 1).any():
@@ -224,7 +219,7 @@ class _Priced(NamedTuple):
     """Points to predict at given rates and costs.
 
     `rates` are `law`, or an end of their interval: `low`, `high`; `costs` are `cost`, those without overheads (`passes`), or `slow`
-    and `fast`. Busy time and units are in devices: a unit has `tensor_parallel` of them. Variances are not asked where `means`.
+    and `fast`. Busy time is in devices: a unit has `tensor_parallel` of them. Variances are not asked where `means`.
     """
 
     points: PointBlock
@@ -240,18 +235,21 @@ def _predicted(method: registry.Method, asked: Sequence[_Priced]) -> list[Predic
     choice: list[Index] = []
     begins = 0
     for points, _, costs, *_ in asked:
-        for group, _, places in points.segments:
+        place = np.empty(points.used_choices[0].size, dtype=np.intp)
+        for group, part, places in points.segments:
             own = group.at(places)
+            each, index = own.distinct_costs(costs)
             tokens = group.first.settings.tokens if own.tokens is None else own.tokens
-            groups.append(ChoiceGroup(group.first.parameters, tokens, own.costs_of(costs)))
-        choice.append(begins + points.used_choices[1])
-        begins += points.used_choices[0].size
+            groups.append(ChoiceGroup(group.first.parameters, tokens, each))
+            place[part] = begins + index
+            begins += len(each)
+        choice.append(place[points.used_choices[1]])
     laws, law = _laws(asked)
     means = np.repeat([each.means for each in asked], [each.points.number.size for each in asked])
     found = method.predict_points(PredictionPoints(GroupedChoices(groups), laws, np.concatenate(choice), law, means))
     ends = np.cumsum([0, *(each.points.number.size for each in asked)])
     parts = [found.at(np.arange(start, stop)) for start, stop in itertools.pairwise(ends.tolist())]
-    return [_in_devices(prediction, each) for prediction, each in zip(parts, asked, strict=True)]
+    return [_in_devices(each, of.tensor_parallel) for each, of in zip(parts, asked, strict=True)]
 
 
 def _laws(asked: Sequence[_Priced]) -> tuple[list[Any], Index]:
@@ -270,16 +268,11 @@ def _laws(asked: Sequence[_Priced]) -> tuple[list[Any], Index]:
     return laws, np.concatenate(law)
 
 
-def _in_devices(prediction: Prediction, asked: _Priced) -> Prediction:
-    """The prediction with busy time and units in devices."""
-    points, tensor_parallel = asked.points, asked.tensor_parallel
+def _in_devices(prediction: Prediction, tensor_parallel: Floats) -> Prediction:
+    """The prediction with busy time in devices."""
     if (tensor_parallel == 1).all():
         return prediction
-    pairs = zip(points.choice.tolist(), prediction.units.tolist(), strict=True)
-    devices = np.array([float(points.choices[which].devices(int(units))) for which, units in pairs])
-    return replace(
-        prediction, busy=prediction.busy * tensor_parallel, units_ratio=prediction.units_ratio * tensor_parallel, units=devices
-    )
+    return replace(prediction, busy=prediction.busy * tensor_parallel, units_ratio=prediction.units_ratio * tensor_parallel)
 
 
 def _with_passes(
@@ -294,13 +287,15 @@ def _with_passes(
     many = points.number.size > MANY_POINTS
     part = points.at(bounded)
     ends = [_Priced(part, *end, tensor_parallel[bounded], means=True) for end in (("low", "slow"), ("high", "fast"))]
-    if many and several.all() and nothing_else.all() and (tensor_parallel == 1).all():
+    if many and several.all() and nothing_else.all():
         # Nothing but passes, on devices that count alike: one evaluation gives both. Busy time is then not evaluated on its own,
         # so smaller blocks evaluate it and are compared with the simulated views.
-        reduced, low, high = _predicted(method, [_Priced(points, "law", "passes", tensor_parallel), *ends])
+        alone = _Priced(points, "law", "passes", np.ones(points.number.size))
+        reduced, low, high = _predicted(method, [alone, *ends])
         one = np.where(np.isfinite(reduced.latency), 1.0, np.nan)
         passes = np.asarray(reduced.latency), np.asarray(reduced.busy)
-        return replace(reduced, busy=reduced.latency, units_ratio=one), passes, (low, high)
+        whole = replace(reduced, busy=reduced.latency, units_ratio=one)
+        return _in_devices(whole, tensor_parallel), passes, (low, high)
     index = np.flatnonzero(several)
     apart = _Priced(points.at(index), "law", "passes", np.ones(index.size), means=True)
     asked = [_Priced(points, "law", "cost", tensor_parallel), *ends, apart]
@@ -334,16 +329,6 @@ def _between(one: dict[str, Floats], other: dict[str, Floats], where: Index, siz
     return bounds
 
 
-def _each(
-    points: PointBlock, found: dict[str, Floats], value: Callable[[Case, Row], Row], needs: Sequence[str] | None = None
-) -> pl.DataFrame:
-    """Columns computed row by row from a point and its estimates; null where `value` returns none."""
-    names = [*found] if needs is None else needs
-    columns = [found[name].tolist() for name in names]
-    rows = [value(points.case(at), dict(zip(names, row, strict=True))) for at, row in enumerate(zip(*columns, strict=True))]
-    return pl.DataFrame(rows, infer_schema_length=None)
-
-
 def formula_row(case: Case) -> Row:
     """Estimates by the theory for one point."""
     return {name: value for name, value in estimates(of_case(case)).row(0, named=True).items() if value is not None}
@@ -352,21 +337,47 @@ def formula_row(case: Case) -> Row:
 def over_one_device(case: Case, row: Row) -> Row:
     """Speed-up over plain decoding on one device, computed from that over the same devices; empty with one device per unit.
 
-    Step times on one device and on several are separate measurements, so both errors widen the bounds from inputs. The value is nan
-    where the model is not known to fit one device.
+    The value is nan where the model is not known to fit one device.
     """
-    if case.tensor_parallel == 1 or case.hardware is None:
+    if case.tensor_parallel == 1:
         return {}
-    name, alone = metrics.ONE_DEVICE, case.plain_time_on_one_device
-    if alone is None or case.hardware.one_device is None:
-        return {name: float("nan")}
-    factor, ours, theirs = alone / case.plain_time, case.hardware.error, case.hardware.one_device_error
-    wrong = {"input_low": (1 - min(theirs, 1.0)) / (1 + ours), "input_high": (1 + theirs) / (1 - ours) if ours < 1 else None}
-    found = {name: row["speedup"] * factor}
+    found = _over_one_device(case.on_one_device, case.plain_time, row)
+    return {name: float(value) for name, (value, known) in found.items() if known}
+
+
+def _over_one_device(alone: OneDevice, plain: Any, row: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Columns of `over_one_device` from the time of plain decoding and the speed-ups, and where they have a value.
+
+    Step times on one device and on several are separate measurements, so both errors widen the bounds from inputs.
+    """
+    factor, fits = np.asarray(alone.time / plain), np.isfinite(alone.time)
+    with np.errstate(divide="ignore"):
+        wrong = {
+            "input_low": (1 - np.minimum(alone.own_error, 1.0)) / (1 + np.asarray(alone.error)),
+            "input_high": (1 + np.asarray(alone.own_error)) / (1 - np.asarray(alone.error)),
+        }
+    has = {"input_high": fits & (np.asarray(alone.error) < 1)}
+    found = {metrics.ONE_DEVICE: (row["speedup"] * factor, np.ones_like(fits))}
     for bound in metrics.BOUNDS:
-        value, more = row.get(f"speedup_{bound}"), wrong.get(bound, 1.0)
-        found |= {} if value is None or more is None else {f"{name}_{bound}": value * factor * more}
+        value = row.get(f"speedup_{bound}")
+        if value is not None:
+            found[f"{metrics.ONE_DEVICE}_{bound}"] = value * factor * wrong.get(bound, 1.0), has.get(bound, fits)
     return found
+
+
+def _columns_over_one_device(points: PointBlock, found: Mapping[str, Floats], plain: Floats) -> pl.DataFrame:
+    """Columns of `over_one_device`; `plain` is the time of plain decoding."""
+    used, index = points.used_choices
+    alone = np.empty((len(OneDevice._fields), used.size))
+    for group, part, places in points.segments:
+        for values, column in zip(alone, group.at(places).on_one_device(), strict=True):
+            values[part] = column
+    several = points.facts.tensor_parallel > 1
+    columns = {}
+    for name, (values, known) in _over_one_device(OneDevice(*alone[:, index]), plain, found).items():
+        if (known & several).any():
+            columns[name] = pl.select(pl.when(pl.Series(known & several)).then(pl.Series(values))).to_series()
+    return pl.DataFrame(columns)
 
 
 def straggler_loss(case: Case, rounds: Any, latency: Any, cost: StepCosts | None = None) -> Row:
@@ -447,7 +458,7 @@ def _of_works(
         for case, mine in group.by_length(places):
             key = id(case.parameters), case.settings.tokens, *((role, id(shape)) for role, shape in case.shapes.items())
             if key not in seen:
-                seen[key] = alike.setdefault((case.parameters, *key[1:]), len(alike))
+                seen[key] = alike.setdefault((case.parameters, case.settings.tokens, *case.shapes.items()), len(alike))
                 if seen[key] == len(cases):
                     cases.append(case)
             kind[own[mine]] = seen[key]

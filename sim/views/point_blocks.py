@@ -67,6 +67,12 @@ class PointBlock:
         """Groups of the used choices; see `PartColumn.segments`."""
         return [*self.choices.segments(self.used_choices[0])]
 
+    @cached_property
+    def segment(self) -> Index:
+        """Place of each point's group in `segments`."""
+        sizes = [part.stop - part.start for _, part, _ in self.segments]
+        return np.repeat(np.arange(len(sizes)), sizes)[self.used_choices[1]]
+
     def of_decodings(self, value: Callable[[MethodParameters, int], float]) -> Floats:
         """Evaluate a function of parameters and tokens for each point, once for choices that share these."""
         used, index = self.used_choices
@@ -114,7 +120,7 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
     number = np.arange(start, stop)
     where = np.stack(np.unravel_index(number, grid.shape))
     varied_costs, varied_rates = _number_axes(grid)
-    shared: dict[Any, VariedCosts] = {}
+    shared: dict[Any, Any] = {}
 
     def case_at(point: Sequence[int]) -> CaseGroup:
         return CaseGroup(grid.choice(point))
@@ -249,7 +255,7 @@ def _numbers(grid: Grid, axis: int, points: NDArray[np.intp]) -> NDArray[Any] | 
 
 
 def _cases(
-    grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str], shared: dict[Any, VariedCosts]
+    grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str], shared: dict[Any, Any]
 ) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
     """Cases at points (all but the first of them, which is that of `first`), and the mask of points that are among them.
 
@@ -313,7 +319,8 @@ def _costs(
             return None
         numbers[name] = values
     if first.hardware is not None:
-        return hardware_axes.varied(first, tables, method, numbers, lambda place: grid.choice(points[:, 1 + place].tolist()))
+        make = lambda place: grid.choice(points[:, 1 + place].tolist())  # noqa: E731
+        return hardware_axes.varied(first, tables, method, numbers, make, grid.record, shared)
     record = first.varies_with(tables, method, axes.values(), grid.record)
     if record is None or not isinstance(first.cost, UnitCost):
         return None

@@ -16,6 +16,8 @@ from model.hardware.roofline import Roofline
 from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.rounds import starts_by_round
 from model.methods.rounds.round_laws import Rounds
+from model.methods.self_speculative import theory as self_speculative
+from model.methods.self_speculative.algorithm import Parameters as SelfParameters
 from model.methods.speculative import rounds_of_batches
 from model.methods.speculative import theory as speculative
 from model.methods.speculative.algorithm import Parameters as SpeculativeParameters
@@ -106,7 +108,8 @@ def test_static_batches_of_many_laws_are_those_of_each(cost: StepCosts) -> None:
 def test_work_of_drafts_under_many_laws_is_that_of_each(
     acceptances: list[Any], batch: tuple[Any, int], ranks: list[Any], drafted: tuple[Any, int]
 ) -> None:
-    for theory, chosen, laws in ((speculative, batch, acceptances), (tree, drafted, ranks)):
+    own = SelfParameters(LAYERS, 1, 2), batch[1]
+    for theory, chosen, laws in ((speculative, batch, acceptances), (self_speculative, own, acceptances), (tree, drafted, ranks)):
         found = theory.work_of_laws(*chosen, laws)
         for index, law in enumerate(laws):
             one = theory.work(*chosen, law)

@@ -179,6 +179,19 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
         "method": [{"name": "autoregressive"}],
         "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b", "tensor_parallel": 2},
     },
+    "over one, two and four devices": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2}], "outcomes": ACCEPTANCE | {"trials": 40},
+        "cost": DRAFTED_ON_H100, "sweep": {"cost.tensor_parallel": [1, 2, 3, 4]},
+    },
+    "a draft on one of five devices": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "placement": "separate"}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100 | {"tensor_parallel": 4, "link_s": 0.001}, "sweep": {"method.draft_length": [1, 3]},
+    },
+    "a draft head over several devices": {
+        "method": [{"name": "speculative", "draft_length": 2, "drafter": "heads"}], "outcomes": ACCEPTANCE,
+        "cost": {"kind": "roofline", "device": "h100", "shape": "llama-3.1-8b", "draft_shape": "eagle3:llama-3.1-8b"},
+        "sweep": {"cost.tensor_parallel": [2, 8]},
+    },
 }  # fmt: skip
 COSTS = (
     "cost_ratio", "operations_ratio", "medium_cost_ratio", "final_head", "early_head", "link", "dispatch", "state_check",
@@ -445,6 +458,57 @@ def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.M
     assert_same(together, alone)
 
 
+def test_prompts_fit_one_device_as_they_do_alone() -> None:
+    """Weights of 16 GB and 128 kB of cache for each position: three prompts fit 80 GB, and a fourth fits two devices only."""
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE["speculative"]}
+    tables |= {"sweep": {"cost.tensor_parallel": [1, 2], "cost.prompt": [16, 4096, 400_000, 600_000, 2_000_000]}}
+    found = frame_of(tables)
+    assert found.filter(pl.col("error").is_not_null())["point"].to_list() == [3, 4, 9]
+    fits = found.filter(pl.col("tensor_parallel") == 2)["speedup_over_one_device"].is_not_nan()
+    assert fits.to_list() == [True, True, True, False]
+
+
+NEEDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
+    "tokens": ("speculative", {"scenario.tokens": [3, 60]}),
+    "sequences of batches of each kind": (
+        "speculative", {"method.sequences": [1, 3], "method.batching": ["continuous", "static", "lockstep"]},
+    ),
+    "placement, and units for it": (
+        "on two units", {"method.placement": ["same", "separate"], "cluster.units": [1, 2], "cost.tensor_parallel": [1, 2]},
+    ),
+    "layer whose state is sent": ("ppd", {"method.exit_layer": [8, 24], "method.candidates": [1, 2]}),
+    "context budget": ("a draft that reads less", {"method.context_budget": [2, 6], "cost.prompt": [4, 9000]}),
+    "layers": ("speculative", {"method.layers": [32, 40]}),
+    "shapes of equal depth": (
+        "autoregressive over a roofline", {"method.layers": [32], "cost.shape": ["llama-3.1-8b", "llama-2-7b"]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_methods_share_costs_on_hardware_only_if_they_need_the_same(name: str) -> None:
+    """Points of a grid are those of scenarios of one point, which share nothing."""
+    scenario, sweep = NEEDS[name]
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE[scenario]}
+    grid = Grid(tables | {"sweep": sweep}, check=False)
+    for row in formula_view.frame(grid, 0, grid.points).rows(named=True):
+        alone = frame_of(dict(grid.tables_at(grid.indices(row["point"])))).row(0, named=True)
+        for column in {*alone} - {"point"}:
+            if not column.startswith("latency_sd"):
+                same = pytest.approx(alone[column], rel=1e-12, nan_ok=True) if isinstance(alone[column], float) else alone[column]
+                assert row[column] == same, column
+
+
+def test_costs_on_hardware_are_made_once_for_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.scenarios import hardware_cost
+
+    right, made = hardware_cost._point_costs, []
+    monkeypatch.setattr(hardware_cost, "_point_costs", lambda *args: made.append(args) or right(*args))
+    sweep = {"method.draft_length": [1, 2, 3, 4], "cost.tensor_parallel": [1, 2], "cost.prompt": [*range(20)]}
+    found = frame_of({"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["speculative"], "sweep": sweep})
+    assert (found.height, len(made)) == (160, 2)
+
+
 def test_straggler_losses_of_many_points_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Points share costs, in any order of the axes, and are computed in blocks."""
     tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE["static batches"]}
@@ -486,10 +550,14 @@ def test_bounds_on_hardware_have_the_worse_rate_at_the_slower_costs() -> None:
             assert found[f"speedup_input_{end}"][point] == pytest.approx(float(alone.plain_latency / alone.latency), rel=1e-12)
 
 
-def test_many_points_on_hardware_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough points that times of passes are not evaluated twice."""
+@pytest.mark.parametrize("devices", [[1], [1, 4]])
+def test_many_points_on_hardware_as_arrays(devices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough points that times of passes are not evaluated twice; busy time is still that of few points."""
+    swept = {"sweep": {"cost.prompt": [*range(5, 25)], "cost.tensor_parallel": devices}}
+    tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["speculative"], **swept}
+    few = frame_of(tables)
     monkeypatch.setattr(formula_view, "MANY_POINTS", 9)
-    swept = {"sweep": {"cost.prompt": [*range(5, 25)]}}
+    assert_same(frame_of(tables), few)
     tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["speculative"], **swept}
     together = frame_of(tables)
     with one_by_one():

@@ -19,7 +19,7 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds.prices_of_rounds import RoundPrices, slowest_of, sums_from, times_by_width
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import predict_rounds
-from model.methods.rounds.round_starts import starts
+from model.methods.rounds.round_starts import starts_of_laws
 from model.methods.self_speculative.algorithm import Parameters
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Chain
@@ -126,10 +126,16 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     >>> round(found.layer_passes / 32 / 128, 3)  # layers per generated token, in passes
     1.373
     """
-    if not isinstance(law, Chain | Rounds):
+    found = work_of_laws(parameters, tokens, [law])
+    return None if found is None else found.at(0)
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceLaw]) -> Work | None:
+    """`work` under each of several laws, as arrays of shape (laws,); None if one of them is of records."""
+    known = [law for law in laws if isinstance(law, Chain | Rounds)]
+    if len(known) < len(laws):
         return None
     place, most = np.arange(tokens), parameters.draft_length
-    mass = starts(most, tokens, law).mass
     count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
     early, late, layers = parameters.drafting_layers, parameters.layers - parameters.exit_layer, parameters.layers
     drafting, width = count > 0, count + 1
@@ -139,13 +145,14 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     lower = np.where(drafting & (not parameters.reuse), count, lower)
     read = np.where(drafting, ahead if parameters.reuse else seen, 0)
     verified = np.where(drafting & parameters.reuse, late, layers)
-    return Work({"target": Totals(
-        passes=float(mass @ (lower + 1)), layer_runs=float(mass @ (lower * early + verified)),
-        layer_passes=float(mass @ (lower * early + verified * width)),
-        attended=float(mass @ (read * early + verified * ahead)),
-        rows_read=float(mass @ (read * early + verified * (place + width))),
-        head_runs=float(mass @ (count + 1)), heads=float(mass @ (count + width)),
-    )})  # fmt: skip
+    runs = lower * early + verified
+    of_round = (
+        lower + 1, runs, lower * early + verified * width, read * early + verified * ahead,
+        read * early + verified * (place + width), count + 1, count + width,
+    )  # fmt: skip
+    mass = starts_of_laws(most, tokens, known).mass
+    passes, layer_runs, layer_passes, attended, rows, head_runs, heads = np.einsum("tl,kt->kl", mass, np.stack(of_round))
+    return Work({"target": Totals(passes, layer_runs, layer_passes, attended, rows, head_runs=head_runs, heads=heads)})
 
 
 # --- One round, with equal layers -----------------------------------------------------------------------------------
