@@ -37,6 +37,7 @@ RATES = [Iid(0.0), Iid(0.3), Iid(0.8), Iid(1.0)]
 DECISIONS = [Independent(0.0, 0.0), Independent(0.2, 0.1), Independent(1.0, 0.0), Independent(0.3, 1.0)]
 RANKS = [RankRates([[[rate, 0.1]] * 2]) for rate in (0.2, 0.7)]
 EXITS = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]))
+EXITS_OF_THREE = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]), 3)
 BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
 CASES = {
     "no drafts": Decodings("speculative", {"draft_length": 0}, RATES),
@@ -49,6 +50,7 @@ CASES = {
     "bild, code": Decodings("bild", {"max_draft_length": 7, "variant": "code"}, DECISIONS),
     "bild by position": Decodings("bild", {"max_draft_length": 2}, [*DECISIONS, Independent([0.2] * LONGEST, [0.1] * LONGEST)]),
     "tree": Decodings("tree", {"shape": "full", "draft_depth": 2, "width": 2, "placement": "separate"}, RANKS),
+    "tree of one level": Decodings("tree", {"shape": "full", "draft_depth": 1, "width": 2, "placement": "separate"}, RANKS),
     "tree, two kinds of sequences": Decodings(
         "tree", {"shape": "full", "draft_depth": 2, "width": 2},
         [*RANKS, RankRates([[[0.6, 0.2]] * 2, [[0.3, 0.1]] * 2], [0.5, 0.5], by_sequence=True)],
@@ -66,6 +68,11 @@ CASES = {
     ),
     "early exit at a layer": Decodings("early_exit", {"exit_layer": 5}, [None]),
     "early exit": Decodings("early_exit", {}, [EXITS, Depths(exit_pmf([0.0] * 7 + [1.0]))]),
+    "early exit of static batches": Decodings("early_exit", {"sequences": 3, "batching": "static"}, [EXITS_OF_THREE]),
+    "skipdecode of static batches": Decodings(
+        "skipdecode",
+        {"min_layers": 2, "max_layers": 6, "prompt": 3, "sequence_length": 50, "sequences": 3, "batching": "static"}, [None],
+    ),
     "early exit, backfill": Decodings("early_exit", {"fill": "backfill"}, [EXITS]),
     "autoregressive": Decodings("autoregressive", {}, [None]),
     "adaptive": Decodings("adaptive", {"policy": "optimum"}, RATES),

@@ -120,6 +120,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 2}],
         "outcomes": {"kind": "iid", "match_rate": 0.5}, "cluster": {"units": 2},
     },
+    "rates by position": {
+        "method": [{"name": "speculative", "layers": 4, "draft_length": 2}], "cost": DRAFTING,
+        "outcomes": {"kind": "by-position", "acceptance_rates": [0.25, 0.75] * 16},
+    },
     "published costs": {
         "method": [{"name": "speculative", "layers": 4, "draft_length": 2}], "outcomes": ACCEPTANCE,
         "cost": {"kind": "published", "task": "cnndm"},
