@@ -342,3 +342,17 @@ def test_moments_are_those_of_all_outcomes(tokens: int, cut: bool) -> None:
     mean = chance @ time
     assert (found.time, found.rounds) == pytest.approx((mean, chance @ rounds), rel=1e-12)
     assert found.variance == pytest.approx(chance @ (time - mean) ** 2, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("rates", [[0.0, 0.4, 1.0], [(0.2, 0.7), (0.5, 0.5)]])
+def test_work_under_many_laws_is_that_of_each(rates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where fewer laws than these are counted together; laws of other outcomes are counted one by one."""
+    parameters, laws = Parameters(32, 3), [Lookups.of_rates(rate, 0.6, 3) for rate in rates]
+    monkeypatch.setattr(theory, "_CELLS", 1)
+    found = theory.work_of_laws(parameters, 17, laws)
+    assert found is not None
+    for index, law in enumerate(laws):
+        one = theory.work(parameters, 17, law)
+        assert one is not None
+        np.testing.assert_allclose(found.at(index).by_model["target"], one.by_model["target"], rtol=1e-13)
+    assert theory.work_of_laws(parameters, 17, [*laws, Lookups.of_rates(0.5, 0.6, 2)]) is None

@@ -761,3 +761,16 @@ def test_deep_trees_and_wide_trees_in_one_array_do_not_overflow() -> None:
 
 def test_only_nested_trees_may_grow_beyond_their_units() -> None:
     assert [Parameters(8, 4, 2, form).bounded for form in ("literal", "eager", "flat", "nested")] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_work_under_many_laws_is_that_of_each(batched: bool) -> None:
+    parameters = Parameters(8, 5, 2, batched=batched)
+    laws = [Iid(0.0), Iid(0.7), ByPosition([0.1, 0.9, 0.4, 0.6, 0.2, 0.3, 0.8])]
+    found = ppd.work_of_laws(parameters, 7, laws)
+    assert found is not None
+    for index, law in enumerate(laws):
+        one = ppd.work(parameters, 7, law)
+        assert one is not None
+        np.testing.assert_allclose(found.at(index).by_model["target"], one.by_model["target"], rtol=1e-13)
+        assert found.at(index)[1:] == pytest.approx(one[1:], rel=1e-13)

@@ -602,20 +602,32 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     >>> float(found.by_model["target"].layer_passes), float(expected_compute(40, 20, 10, 0.5, 3)), found.adopted_rows
     (910.0, 910.0, 90.0)
     """
+    found = work_of_laws(parameters, tokens, [law])
+    return None if found is None else found.at(0)
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Law]) -> Work | None:
+    """`work` under each of several laws, as arrays of shape (laws,).
+
+    >>> work_of_laws(Parameters(40, 20, 3), 10, [Iid(0.5), Iid(1.0)]).by_model["target"].layer_passes.tolist()
+    [910.0, 820.0]
+    """
     if parameters.form not in ("literal", "flat") or 2 * parameters.exit_layer < parameters.layers:
         return None
     ahead, places = parameters.layers - parameters.exit_layer, np.arange(tokens)
-    matched = np.append(0.0, np.diff(law.mean(places)))
-    main, candidates = parameters.layers - ahead * matched, parameters.candidates
+    expected = np.stack([law.mean(places) for law in laws])  # matches of the first tokens, (laws, tokens)
+    main: Any = parameters.layers - ahead * np.diff(expected, prepend=expected[:, :1])
+    candidates = parameters.candidates
     # Passes of sub-processes per token, and tokens per pass.
     others, wide = (1, candidates) if parameters.batched else (candidates, 1)
-    layers = float(main.sum())
-    seen = float(main @ (places + 1))
+    layers, seen = main.sum(axis=1), main @ (places + 1.0)
+    matches: Any = expected[:, -1] - expected[:, 0]
     attended = seen + candidates * ahead * float((places + 2).sum())
     read = seen + others * ahead * float((places + 1 + wide).sum())
     runs, computed = layers + others * ahead * tokens, layers + candidates * ahead * tokens
-    found = Totals((2 + others) * tokens, runs, computed, attended, read, head_runs=2 * tokens, heads=2 * tokens)
-    matches = float(matched.sum())
+    passes: Any = np.full(len(laws), (2.0 + others) * tokens)
+    heads: Any = np.full(len(laws), 2.0 * tokens)
+    found = Totals(passes, runs, computed, attended, read, head_runs=heads, heads=heads)
     return Work({"target": found}, matches, ahead * matches)
 
 
