@@ -599,7 +599,8 @@ def test_scenarios_are_valid_and_some_are_made_as_arrays() -> None:
     by_section = {section: {name for name, of in made if of == section} for section in ("cost", "outcomes")}
     # The adaptive method decides by costs, a full batch scales them, and published costs follow from a table.
     assert {*SCENARIOS} - by_section["cost"] == {"adaptive", "a batch kept full, by width", "published costs"}
-    assert {*SCENARIOS} - by_section["outcomes"] == {"skipdecode", "early_exit", "hierarchical"}  # laws without this rate
+    without_this_rate = {"skipdecode", "early_exit", "hierarchical", "rates by position"}
+    assert {*SCENARIOS} - by_section["outcomes"] == without_this_rate
 
 
 def test_bad_value_in_the_middle_of_a_long_axis_fails_at_its_point(tmp_path: Path) -> None:

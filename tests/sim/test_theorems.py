@@ -238,7 +238,7 @@ FAULTS: dict[str, Fault] = {
     "28k": PASSES_IN_HALF_THE_TIME,
     "28l": SLOWER_WITH_UNITS,
     "28m": with_fault(last_come_first_served, events._Engine, "flush"),
-    "28n": with_fault(lambda right, engine, known, took, *count: right(engine, known, took), events._Engine, "add_times"),
+    "28n": with_fault(lambda right, stage, units: right(stage, 1), events._RoundsAhead, "count"),
     "29a": with_fault(slower_with_more_tokens, events._Engine, "__init__"),
     "29b": with_fault(draws_seeded_by_length, random_streams, "tiles"),
     "29c": with_fault(a_match_costs_more, sampler, "stages"),

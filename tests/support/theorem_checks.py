@@ -19,6 +19,7 @@ import pytest
 from hypothesis import Phase, Verbosity, find, settings
 from hypothesis.errors import NoSuchExample
 
+from model.costs.step_costs import StepCosts
 from sim.scenarios.cases import Case
 from sim.theorems import TheoremVerdict, check, replay, select
 from sim.theorems.theorem import Theorem
@@ -252,10 +253,14 @@ def assert_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPat
 
 
 def with_fault(fault: Callable[..., Any], what: Any, name: str) -> Fault:
-    """Return a fault that replaces `what.name` by `fault`, which receives the right function first."""
+    """Return a fault that replaces `what.name` by `fault`, which receives the right function first.
+
+    Costs forget times of passes that they know from before.
+    """
 
     def spoil(patch: pytest.MonkeyPatch) -> None:
         right = getattr(what, name)
+        patch.setattr(StepCosts, "times_by_kind", property(lambda cost: {}))
         patch.setattr(what, name, lambda *args, **kwargs: fault(right, *args, **kwargs))
 
     return spoil

@@ -146,7 +146,7 @@ class _RoundOutcomes(NamedTuple):
         return state
 
     def add(self, state: Floats, start: int, times: Floats, mass: Floats, first: Floats) -> None:
-        """Add rounds from a position, which take these times by kind and law, to the `Visits` and to the state behind it.
+        """Add rounds from a position, which take these times by kind and law, to the `Visits` and to the state after it.
 
         More accepted tokens than remain end the decoding, too.
         """

@@ -6,7 +6,7 @@ probabilities of the longest position and of the largest room, which determine t
 expected numbers of rounds, which hold for all costs.
 
 Most terms are 0 within rounding: as long as no sequence can have ended all are left, when most have ended few are left, and the
-longest of several sequences is not far behind the mean. The axis of laws is the first one.
+longest of several sequences is not far from the mean. The axis of laws is the first one.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _kept = lru_cache(maxsize=32)(_rounds)
 
 
 def _blocks(laws: int, lengths: tuple[int, ...], numbers: int) -> Iterator[slice]:
-    """Places of laws that are evaluated together, each with about so many numbers for each group of equal sequences."""
+    """Places of laws that are evaluated together, each with about as many numbers for each group of equal sequences."""
     size = min(max(_TOGETHER // (numbers * (1 if lengths[0] == lengths[-1] else len(lengths) + 1)), 1), _MOST_LAWS)
     return (slice(at, at + size) for at in range(0, laws, size))
 
@@ -199,7 +199,7 @@ def _up_to_room(room: Floats) -> Floats:
 
 
 def _of_each(rooms: Sequence[Floats], counts: Iterable[int]) -> tuple[Floats, Floats]:
-    """Rounds and drafted tokens of all sequences: so many of each length."""
+    """Rounds and drafted tokens of all sequences, of which there are several of each length."""
     total = np.sum([count * room.sum(axis=1) for count, room in zip(counts, rooms, strict=True)], axis=0)
     return total[:, 0], total[:, 1:].sum(axis=1)
 
@@ -208,7 +208,7 @@ def _by_room(laws: tuple[RoundsLaw, ...], draft_length: int, lengths: tuple[int,
     alike = Counter(lengths)
     rooms = _sequences(laws, draft_length, tuple(alike)).rooms
     fewest, found = remaining([
-        Group(count, room[..., 0], _up_to_room(room)[:, None]) for room, count in zip(rooms, alike.values(), strict=True)
+        AlikeSequences(count, room[..., 0], _up_to_room(room)[:, None]) for room, count in zip(rooms, alike.values(), strict=True)
     ])  # fmt: skip
     counts = np.zeros((len(laws), len(lengths) + 1, draft_length + 1))
     counts[:, fewest : fewest + len(found)] = np.diff(found[:, :, 0], axis=-1, prepend=0.0).swapaxes(0, 1)
@@ -223,7 +223,7 @@ def _by_place(laws: tuple[RoundsLaw, ...], draft_length: int, lengths: tuple[int
     for stretch, rooms in sequences.stretches():
         cells = slice(min(stretch.low, cut), stretch.stop if stretch.stop <= cut else end)  # before `cut` drafts are whole
         groups = [
-            Group(count, room[..., 0], _up_to_place(stretch, draft_length, length, cut, cells, tokens))
+            AlikeSequences(count, room[..., 0], _up_to_place(stretch, draft_length, length, cut, cells, tokens))
             for room, (length, count) in zip(rooms, alike.items(), strict=True)
         ]
         fewest, found = remaining(groups)
@@ -234,7 +234,7 @@ def _by_place(laws: tuple[RoundsLaw, ...], draft_length: int, lengths: tuple[int
     return ExpectedRounds(_of_cells(np.moveaxis(sums, 0, 2), draft_length, cut, tokens), *_of_each(sequences.rooms, alike.values()))
 
 
-class Group(NamedTuple):
+class AlikeSequences(NamedTuple):
     """Equal sequences in several rounds.
 
     Parameters
@@ -252,7 +252,7 @@ class Group(NamedTuple):
     alone: Floats
 
 
-def remaining(groups: Sequence[Group]) -> tuple[int, Floats]:
+def remaining(groups: Sequence[AlikeSequences]) -> tuple[int, Floats]:
     """Expected rounds in which n sequences are left, none of them beyond a cell, summed over rounds.
 
     The smallest n above 0 whose rounds are not 0 within rounding, and an array of shape (numbers from n on, laws, kinds, cells).
@@ -279,7 +279,7 @@ def _parts(count: int) -> list[int]:
     return [_MOST_ALIKE] * (count // _MOST_ALIKE) + [count % _MOST_ALIKE] * (count % _MOST_ALIKE > 0)
 
 
-def _powers(group: Group) -> tuple[int, Floats, Iterator[Floats]]:
+def _powers(group: AlikeSequences) -> tuple[int, Floats, Iterator[Floats]]:
     """Two factors, for each number n of its sequences, whose product is the probability that n are left and none beyond a cell.
 
     The smallest n whose probability is not 0 within rounding, and the factors from there on: an array of shape (numbers, laws, 1,
