@@ -87,11 +87,11 @@ def test_each_length_is_predicted_as_alone(name: str, data: st.DataObject) -> No
     """Also where costs vary at the same time, equal choices come twice, and not all are asked for."""
     case = CASES[name]
     method, parameters = registry.method(case.method), registry.parameters(case.method)(layers=8, **case.parameters)
-    lengths = np.array(data.draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=8)), dtype=np.int64)
+    lengths = np.array([1, *data.draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=8))], dtype=np.int64)
     heads = data.draw(st.none() | st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=lengths.size, max_size=lengths.size))
     costs: Any = [COST] * lengths.size if heads is None else VariedCosts(COST, {"final_head": np.array(heads)})
     places = st.tuples(st.integers(0, lengths.size - 1), st.integers(0, len(case.laws) - 1))
-    pairs = np.array(data.draw(st.lists(places, min_size=1, max_size=12)), dtype=np.intp)
+    pairs = np.array([(0, 0), (1, 0), *data.draw(st.lists(places, max_size=12))], dtype=np.intp)
     groups: GroupedChoices[Any] = GroupedChoices([ChoiceGroup(parameters, lengths, costs)])
     found = method.predict_points(PredictionPoints(groups, case.laws, *pairs.T))
     one, alone = np.zeros(1, dtype=np.intp), []

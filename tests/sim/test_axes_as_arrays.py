@@ -120,6 +120,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 2}],
         "outcomes": {"kind": "iid", "match_rate": 0.5}, "cluster": {"units": 2},
     },
+    "static batches": {
+        "method": [{"name": "speculative", "layers": 6, "draft_length": 2, "sequences": 2, "batching": "static"}],
+        "outcomes": ACCEPTANCE, "cost": DRAFTING | {"verify_cost": [[1, 1.0], [8, 2.0]]},
+    },
+    "dsi, by width": {
+        "method": [{"name": "dsi", "layers": 6, "lookahead": 4, "verifiers": 2}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTING | {"verify_cost": [[1, 1.0], [3, 2.0]]}, "sweep": {"scenario.tokens": [2]},
+    },
     "rates by position": {
         "method": [{"name": "speculative", "layers": 4, "draft_length": 2}], "cost": DRAFTING,
         "outcomes": {"kind": "by-position", "acceptance_rates": [0.25, 0.75] * 16},
@@ -597,9 +605,10 @@ def test_scenarios_are_valid_and_some_are_made_as_arrays() -> None:
             few = len(points.choices.groups) < 9 > len(points.outcomes.groups)
             made += [(name, path.partition(".")[0])] * (few and not failures)
     by_section = {section: {name for name, of in made if of == section} for section in ("cost", "outcomes")}
-    # The adaptive method decides by costs, a full batch scales them, and published costs follow from a table.
-    assert {*SCENARIOS} - by_section["cost"] == {"adaptive", "a batch kept full, by width", "published costs"}
-    without_this_rate = {"skipdecode", "early_exit", "hierarchical", "rates by position"}
+    # The adaptive method decides by costs, a full batch scales them, published costs follow from a table, and a curve is too short.
+    narrow = "dsi, by width"
+    assert {*SCENARIOS} - by_section["cost"] == {"adaptive", "a batch kept full, by width", "published costs", narrow}
+    without_this_rate = {"skipdecode", "early_exit", "hierarchical", "rates by position", narrow}
     assert {*SCENARIOS} - by_section["outcomes"] == without_this_rate
 
 
@@ -764,6 +773,14 @@ def test_costs_in_another_order() -> None:
     costs = VariedCosts(UnitCost(4), {"link": np.array([0.0, 1.0])})
     assert costs.at(np.array([0, 1])) is costs
     assert costs.at(np.array([1, 0])).numbers["link"].tolist() == [1.0, 0.0]
+
+
+@given(varied_costs())
+def test_distinct_costs_are_those_of_each(costs: VariedCosts) -> None:
+    doubled = costs.at(np.tile(np.arange(len(costs)), 2))
+    distinct, index = doubled.unique()
+    assert len(distinct) <= len(costs)
+    assert [distinct[place] for place in index.tolist()] == [*costs, *costs]
 
 
 def test_columns_of_parts() -> None:
