@@ -93,12 +93,12 @@ class VariedSeconds(Varied):
         numbers = {name: values for name, values in self.numbers.items() if name not in OVERHEADS}
         return VariedSeconds(self.first.passes_only(), self.size, numbers)
 
-    def distinct(self) -> tuple[VariedSeconds, NDArray[np.intp]]:
-        """Those costs that differ from each other, and the index of each cost among them; made once."""
-        return self._distinct
+    def unique(self) -> tuple[VariedSeconds, NDArray[np.intp]]:
+        """Distinct ones of the costs, and the index of each; made once. As `VariedCosts.unique`."""
+        return self._unique
 
     @cached_property
-    def _distinct(self) -> tuple[VariedSeconds, NDArray[np.intp]]:
+    def _unique(self) -> tuple[VariedSeconds, NDArray[np.intp]]:
         columns = [*self.numbers.values(), *self.steps.values()] or [np.zeros(self.size)]
         _, places, index = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
         return (self.at(places), index) if places.size < self.size else (self, np.arange(self.size))

@@ -237,7 +237,7 @@ class DecodingPoints(Generic[Chosen]):
         return np.asarray(self.lengths * self.parameters.plain_time(1, self.cost)[self.price])
 
     def one_length_each(self, predict: Callable[[DecodingPoints[Chosen]], Prediction], which: NDArray[np.bool_]) -> Prediction:
-        """Prediction by a function of points of one length of those in `which`, and of all others together."""
+        """Predict the points in `which` apart by their length, and all others together, with a function of points."""
         lengths, index = self.of_lengths()
         alone = [np.flatnonzero(which & (index == number)) for number in np.unique(index[which]).tolist()]
         points = [replace(self.at(mine), tokens=int(lengths[index[mine[0]]]), lengths=None) for mine in alone]

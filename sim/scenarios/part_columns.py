@@ -209,7 +209,7 @@ class HardwareGroup(CaseGroup):
     def distinct_costs(self, which: str) -> tuple[Sequence[StepCosts], Index]:
         """As `costs_of`, but equal costs of as many tokens once where they are known as such, and the index of each case's."""
         if which == "passes":  # without the overheads in which they differ
-            return self.seconds.passes_only().distinct()
+            return self.seconds.passes_only().unique()
         return self.costs_of(which), np.arange(self.size)
 
 

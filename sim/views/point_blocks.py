@@ -319,7 +319,10 @@ def _costs(
             return None
         numbers[name] = values
     if first.hardware is not None:
-        make = lambda place: grid.choice(points[:, 1 + place].tolist())  # noqa: E731
+
+        def make(place: int) -> Case:
+            return grid.choice(points[:, 1 + place].tolist())
+
         return hardware_axes.varied(first, tables, method, numbers, make, grid.record, shared)
     record = first.varies_with(tables, method, axes.values(), grid.record)
     if record is None or not isinstance(first.cost, UnitCost):

@@ -25,6 +25,7 @@ from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.skipdecode import theory as skipdecode
 from model.methods.skipdecode.algorithm import Parameters as SkipDecodeParameters
 from model.steps import LayerSpan
+from tests.support.exact import assert_work_of_each
 from tests.support.position_costs import growing
 from tests.support.tiers import examples
 
@@ -190,10 +191,5 @@ def test_work_under_many_laws_is_that_of_each(
 ) -> None:
     laws = [law for law in decisions if isinstance(law, Independent)] or [Independent(0.5, 0.5)]
     for theory, chosen, of in ((bild, small, laws), (early_exit, early, depths)):
-        found = theory.work_of_laws(*chosen, of)
-        for index, law in enumerate(of):
-            one = theory.work(*chosen, law)
-            assert one.by_model.keys() == found.by_model.keys()
-            for role, totals in one.by_model.items():
-                np.testing.assert_allclose(totals, found.at(index).by_model[role], rtol=1e-12, atol=1e-14)
+        assert_work_of_each(theory, chosen, of, rtol=1e-12, atol=1e-14)
     assert bild.work_of_laws(*small, [RecordedDecisions([[0] * 20])]) is None

@@ -33,7 +33,7 @@ from model.outcomes.random_streams import BLOCK, tiles
 from model.steps import LayerSpan
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from tests.support.exact import RATES, close
+from tests.support.exact import RATES, assert_work_of_each, close
 
 CURVE = ((1, 1.0), (4, 1.75), (9, 3.0))
 OUTCOMES = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: LookupDraft(max(pair), min(pair)))
@@ -349,10 +349,5 @@ def test_work_under_many_laws_is_that_of_each(rates: Any, monkeypatch: pytest.Mo
     """Also where fewer laws than these are counted together; laws of other outcomes are counted one by one."""
     parameters, laws = Parameters(32, 3), [Lookups.of_rates(rate, 0.6, 3) for rate in rates]
     monkeypatch.setattr(theory, "_CELLS", 1)
-    found = theory.work_of_laws(parameters, 17, laws)
-    assert found is not None
-    for index, law in enumerate(laws):
-        one = theory.work(parameters, 17, law)
-        assert one is not None
-        np.testing.assert_allclose(found.at(index).by_model["target"], one.by_model["target"], rtol=1e-13)
+    assert_work_of_each(theory, (parameters, 17), laws, rtol=1e-13)
     assert theory.work_of_laws(parameters, 17, [*laws, Lookups.of_rates(0.5, 0.6, 2)]) is None

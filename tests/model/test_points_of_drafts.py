@@ -26,6 +26,7 @@ from model.methods.tree.algorithm import Parameters as TreeParameters
 from model.outcomes.outcome_laws import Iid, Markov
 from model.outcomes.rank_laws import RankRates
 from tests.model.test_many_costs import LAYERS, position_costs, unit_costs
+from tests.support.exact import assert_work_of_each
 from tests.support.position_costs import growing
 from tests.support.tiers import examples
 
@@ -110,12 +111,7 @@ def test_work_of_drafts_under_many_laws_is_that_of_each(
 ) -> None:
     own = SelfParameters(LAYERS, 1, 2), batch[1]
     for theory, chosen, laws in ((speculative, batch, acceptances), (self_speculative, own, acceptances), (tree, drafted, ranks)):
-        found = theory.work_of_laws(*chosen, laws)
-        for index, law in enumerate(laws):
-            one = theory.work(*chosen, law)
-            assert one.by_model.keys() == found.by_model.keys()
-            for role, totals in one.by_model.items():
-                np.testing.assert_allclose(totals, found.at(index).by_model[role], rtol=1e-11, atol=1e-13)
+        assert_work_of_each(theory, chosen, laws, rtol=1e-11, atol=1e-13)
 
 
 def test_equal_batches_take_the_sum_of_their_totals() -> None:

@@ -21,6 +21,7 @@ from model.methods.stages import moments, sums
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 from model.steps import Forward, Read, declining
 from sim.engine.events import Cluster, simulate
+from tests.support.exact import assert_work_of_each
 
 Path = tuple[tuple[bool, ...], float]
 
@@ -767,10 +768,4 @@ def test_only_nested_trees_may_grow_beyond_their_units() -> None:
 def test_work_under_many_laws_is_that_of_each(batched: bool) -> None:
     parameters = Parameters(8, 5, 2, batched=batched)
     laws = [Iid(0.0), Iid(0.7), ByPosition([0.1, 0.9, 0.4, 0.6, 0.2, 0.3, 0.8])]
-    found = ppd.work_of_laws(parameters, 7, laws)
-    assert found is not None
-    for index, law in enumerate(laws):
-        one = ppd.work(parameters, 7, law)
-        assert one is not None
-        np.testing.assert_allclose(found.at(index).by_model["target"], one.by_model["target"], rtol=1e-13)
-        assert found.at(index)[1:] == pytest.approx(one[1:], rel=1e-13)
+    assert_work_of_each(ppd, (parameters, 7), laws, rtol=1e-13)

@@ -45,3 +45,14 @@ def close(value: Any, exact: Fraction, error: float = 1e-13) -> bool:
 def near(value: Any, expected: Any, rtol: float = 1e-13, atol: float = 0.0) -> bool:
     """Return whether all values are within a relative error; numpy's default absolute error of 1e-8 is off."""
     return np.allclose(value, expected, rtol=rtol, atol=atol)
+
+
+def assert_work_of_each(theory: Any, chosen: tuple[Any, int], laws: list[Any], *, rtol: float, atol: float = 0.0) -> None:
+    """Check the work of a method's module under several laws together; `chosen` are its parameters and tokens."""
+    found = theory.work_of_laws(*chosen, laws)
+    for index, law in enumerate(laws):
+        one, ours = theory.work(*chosen, law), found.at(index)
+        assert one.by_model.keys() == found.by_model.keys()
+        for role, totals in one.by_model.items():
+            np.testing.assert_allclose(totals, ours.by_model[role], rtol=rtol, atol=atol)
+        np.testing.assert_allclose(one[1:], ours[1:], rtol=rtol, atol=atol)

@@ -245,7 +245,7 @@ class _SegmentEnds(NamedTuple):
             self.unsure[:most], self.written[: most + 1], self.accepted[: most + 1], self.back[:most], self.stops[:most]
         )
 
-    def lasting(self, *, code: bool) -> Floats:
+    def advance(self, *, code: bool) -> Floats:
         """Probability that the next segment starts 1, 2, ..., most + 1 tokens later; shape (most + 1, laws)."""
         found = np.concatenate([self.stops, self.accepted[-1:]])
         found[1 if code else 0 : len(self.back) + (1 if code else 0)] += self.back
@@ -322,7 +322,7 @@ def _counted(how: _Counting, fallback: Floats, rollback: Floats) -> SegmentCount
         else:
             _count(segment, again, start if by_position else 0, ends, here, code=code)
         if most:
-            mass[start + 1 : start + 2 + most] += here * ends.lasting(code=code)
+            mass[start + 1 : start + 2 + most] += here * ends.advance(code=code)
             if by_position:
                 # The small model has not read the last token of a full draft, nor the first of two tokens of the large model.
                 late[start + 1 + most] += here * ends.accepted[-1]
@@ -355,16 +355,16 @@ def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: 
         ends = full.cut(tokens - 1)
         _count(segment, again, tokens, ends, np.ones(size), code=code)
         for counts in (segment, again):
-            counts[tokens] += np.einsum("nl,n...l->...l", ends.lasting(code=code), counts[tokens - 1 :: -1])
+            counts[tokens] += np.einsum("nl,n...l->...l", ends.advance(code=code), counts[tokens - 1 :: -1])
     # Before at most `longest` tokens remain: probability of a start at each position, of such before it, and where next ones are.
-    lasting, begins = full.lasting(code=code), np.maximum(lengths - longest, 0)
+    advance, begins = full.advance(code=code), np.maximum(lengths - longest, 0)
     mass, whole = np.zeros((int(lengths[-1]) + longest + 2, size)), np.zeros((lengths.size, size))
     window = np.zeros((lengths.size, most + 1, size))  # by remaining tokens
     mass[0], at, so_far = 1.0, 0, np.zeros(size)
     for number, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
         for start in range(at, begin):
             so_far = so_far + mass[start]
-            mass[start + 1 : start + 2 + longest] += lasting * mass[start]
+            mass[start + 1 : start + 2 + longest] += advance * mass[start]
         at, whole[number] = begin, so_far
         window[number, : length - begin + 1] = mass[begin : length + 1][::-1]
     first = np.zeros((1, *segment.shape[1:])), np.zeros((1, *again.shape[1:]))

@@ -118,7 +118,7 @@ class _RoundOutcomes(NamedTuple):
 
     @staticmethod
     def of(found: Integers, laws: Sequence[Lookups]) -> _RoundOutcomes:
-        """Those of laws with the same outcomes, of lookups that find these numbers of tokens."""
+        """Outcomes under laws that differ in probabilities only; `found` are the numbers of tokens that a lookup may find."""
         alike = all(law.alike for law in laws)
         drafted, accepted, _ = laws[0].cells
         longest, before = int(accepted.max()), 1 if alike else 2
@@ -276,7 +276,7 @@ def _of_lookups(tokens: int, laws: Sequence[Lookups], prices: RoundPrices, price
 def _of_lengths(
     lengths: Integers, laws: Sequence[Lookups], times: Floats, which: NDArray[np.intp], operations: Floats, *, cut: bool
 ) -> Floats:
-    """Rows of `Moments` of decodings, whose laws and times (shape (pairs, tokens + 1)) are those at `which`."""
+    """Rows of `Moments` of decodings; `which` is the index of their laws and of their times, of shape (pairs, tokens + 1)."""
     found, drafted = visits_of_lengths(lengths, laws, np.ascontiguousarray(times.T), which, cut=cut)
     return _summed(found, np.moveaxis(times[:, drafted][which], 0, -1), drafted, operations)
 

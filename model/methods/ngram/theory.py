@@ -68,8 +68,12 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: LookupLaw, cost: Ste
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, which are computed together for all laws and costs."""
-    of_each = lambda parameters: 2 * (parameters.draft_length + 1)  # noqa: E731
-    return predict_by_decoding(_predict_together, points, of_each, lengths_together=True)
+    return predict_by_decoding(_predict_together, points, _prices_of_each, lengths_together=True)
+
+
+def _prices_of_each(parameters: Parameters) -> int:
+    """Prices of a cost, at each position if they depend on it."""
+    return 2 * (parameters.draft_length + 1)
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:

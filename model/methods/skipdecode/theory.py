@@ -161,8 +161,9 @@ def _time(parameters: Parameters, tokens: int, cost: StepCosts) -> Any:
 
 
 def _times_until(parameters: Parameters, tokens: int, cost: StepCosts) -> Floats:
-    """Time of a single sequence of 1, 2, ..., `tokens` tokens at several `uniform` costs, shape (costs, tokens): the budget of a
-    token does not depend on those after it.
+    """Time of a single sequence of 1, 2, ..., `tokens` tokens, at several `uniform` costs; shape (costs, tokens).
+
+    The layers of a token do not depend on the tokens after it.
     """
     parameters.check_tokens(tokens)
     budgets, which = np.unique(schedule(parameters, tokens), return_inverse=True)

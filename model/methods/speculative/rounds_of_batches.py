@@ -142,17 +142,17 @@ def work_of(laws: Sequence[RoundsLaw], draft_length: int, lengths: Sequence[int]
     alike, found = Counter(sorted(lengths)), []
     for part in _blocks(len(laws), tuple(alike), max(lengths) * (draft_length + 1)):
         rooms = _sequences(tuple(laws[part]), draft_length, tuple(alike)).rooms
-        none: Any = 1.0
-        nobody: Any = 1.0
+        within: Any = 1.0
+        all_ended: Any = 1.0
         left: Any = 0.0
         for room, count in zip(rooms, alike.values(), strict=True):
             alone, ended = _up_to_room(room), np.maximum(1 - room[..., :1], 0.0)
             # Probability that it has ended or has no more room than 0, 1, ...; given this for all, how many are left.
             allowed = alone + ended
             left = left + count * np.divide(alone, allowed, out=np.zeros_like(alone), where=allowed > 0)
-            none, nobody = none * _raised(allowed, count), nobody * _raised(ended, count)
+            within, all_ended = within * _raised(allowed, count), all_ended * _raised(ended, count)
         drafting = np.arange(draft_length + 1.0)
-        rounds, sequences = (np.diff(each, axis=-1, prepend=0.0).sum(axis=1) for each in (none - nobody, left * none))
+        rounds, sequences = (np.diff(each, axis=-1, prepend=0.0).sum(axis=1) for each in (within - all_ended, left * within))
         own = rounds.sum(axis=1), rounds @ drafting, sequences @ (drafting + 1), sequences @ drafting
         found.append(own)
     return BatchWork(*(np.concatenate(column) for column in zip(*found, strict=True)))
