@@ -254,6 +254,12 @@ class UnitCosts(UnitCost):
     def _times(self) -> dict[Any, Floats]:
         return {}
 
+    @property
+    def plain(self) -> bool:
+        """True if all costs are plain; see `UnitCost.plain`."""
+        times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.link, self.promotion
+        return not np.any(times) and self.layer_times is None and not vars(self)["_tree"].any()
+
     def dispatching(self, processes: int) -> Any:
         """Time that starting `processes` sub-processes occupies the starter's unit, by cost."""
         count = np.where(vars(self)["_tree"], math.log2(processes + 1), processes)

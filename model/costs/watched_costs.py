@@ -6,7 +6,7 @@ same zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, TypeVar
@@ -113,26 +113,91 @@ def tested_alone(cost: Any, numbers: Mapping[str, Any], value: Callable[[Any], V
     return None if any(isinstance(each, _Tested) for each in parts) else found
 
 
-class _Unread(_Tested):
-    """A number that cannot be used at all."""
+class _Between(_Tested):
+    """Any number of an interval: it can be compared with numbers that are not inside, and be used for nothing else."""
 
-    def __init__(self) -> None:
-        super().__init__(False)
+    def __init__(self, low: int, high: int) -> None:
+        self.bounds = low, high
 
     def __bool__(self) -> bool:
-        raise _IsReadError
+        return self != 0
+
+    def _above(self, other: Any) -> bool:
+        """True if every number of the interval is above the other, False if every number is below it."""
+        low, high = self.bounds
+        if not isinstance(other, int | float) or low <= other <= high:
+            raise _IsReadError
+        return other < low
+
+    def __gt__(self, other: Any) -> bool:
+        return self._above(other)
+
+    __ge__ = __gt__
+
+    def __lt__(self, other: Any) -> bool:
+        return not self._above(other)
+
+    __le__ = __lt__
+
+    def __eq__(self, other: Any) -> bool:
+        self._above(other)
+        return False
+
+    def __ne__(self, other: Any) -> bool:
+        self._above(other)
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def unread(value: Callable[[Any], Value]) -> Value | None:
-    """Value of a function of a number that it does not use; None if it uses it.
+def between(low: int, high: int, value: Callable[[Any], Value]) -> Value | None:
+    """Value of a function of a number that is the same for all numbers from `low` to `high`; None if this is not known.
 
-    >>> unread(lambda number: [number, 2][1]), unread(lambda number: 1 if number else 2)
+    It is known if the function compares its number with numbers outside of the interval, and uses it for nothing else.
+
+    >>> between(3, 9, lambda number: min(number, 2)), between(2, 9, lambda number: min(number, 2))
     (2, None)
     """
+    number = _Between(low, high)
     try:
-        return value(_Unread())
+        found = value(number)
     except Exception:  # of any kind, since the number is none
         return None
+    return None if _holds(found, number) else found
+
+
+def _holds(found: Any, number: _Between) -> bool:
+    """True if a value is this number, or contains it."""
+    inner = found.values() if isinstance(found, Mapping) else found if isinstance(found, list | tuple) else ()
+    return found is number or any(_holds(each, number) for each in inner)
+
+
+def of_numbers(
+    numbers: NDArray[np.int64], value: Callable[[Any, NDArray[np.intp]], Value]
+) -> Iterator[tuple[Value, NDArray[np.intp]]]:
+    """Value of a function of each of several numbers, and the indices of the numbers that have it.
+
+    Above `SMALL` it is evaluated once, if it is the same there (`between`); the second argument are the indices.
+
+    >>> [(found, index.tolist()) for found, index in of_numbers(np.array([9, 1, 70]), lambda number, _: min(number, 2))]
+    [(2, [0, 2]), (1, [1])]
+    """
+    many, each = np.flatnonzero(numbers > SMALL), np.arange(numbers.size)
+    if many.size:
+        found = between(int(numbers[many].min()), int(numbers[many].max()), lambda number: value(number, many))
+        if found is not None:
+            yield found, many
+            each = np.flatnonzero(numbers <= SMALL)
+    distinct, which = np.unique(numbers[each], return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    bounds = np.searchsorted(which[order], np.arange(distinct.size + 1)).tolist()
+    for number, start, stop in zip(distinct.tolist(), bounds[:-1], bounds[1:], strict=True):
+        mine = each[order[start:stop]]
+        yield value(number, mine), mine
+
+
+SMALL = 8
+"""Numbers up to this are told apart: some functions treat the first few specially."""
 
 
 def kinds_of(numbers: Mapping[str, NDArray[Any]]) -> tuple[list[int], NDArray[np.intp]]:

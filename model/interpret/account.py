@@ -262,11 +262,14 @@ class Work(NamedTuple):
     adoptions: float = 0.0
     adopted_rows: float = 0.0
 
-    def at(self, index: int) -> Work:
-        """The work of one of several decodings, whose totals are arrays."""
+    def at(self, index: Any) -> Work:
+        """The work of one of several decodings, whose totals are arrays, or of some of them."""
 
-        def one(value: Any) -> float:
-            return float(value[index]) if np.ndim(value) else value
+        def one(value: Any) -> Any:
+            if not np.ndim(value):
+                return value
+            found = value[index]
+            return found if np.ndim(found) else float(found)
 
         by_model = {role: Totals(*map(one, totals)) for role, totals in self.by_model.items()}
         return Work(by_model, one(self.adoptions), one(self.adopted_rows))

@@ -102,14 +102,13 @@ def _values(value: Callable[[MethodChoice[Any]], float], group: ChoiceGroup[Any]
     """Value of each choice of a group."""
     if isinstance(group.tokens, int):
         return _values_of_costs(value, group.parameters, group.tokens, group.costs)
-    same = watched_costs.unread(lambda tokens: _values_of_costs(value, group.parameters, tokens, group.costs))
-    if same is not None:
-        return same
     found = np.empty(len(group.costs))
-    lengths, which = np.unique(group.tokens, return_inverse=True)
-    for number, tokens in enumerate(lengths.tolist()):
-        mine = np.flatnonzero(which == number)
-        found[mine] = _values_of_costs(value, group.parameters, tokens, _costs_at(group.costs, mine))
+
+    def of_length(tokens: int, places: NDArray[np.intp]) -> Floats:
+        return _values_of_costs(value, group.parameters, tokens, _costs_at(group.costs, places))
+
+    for values, places in watched_costs.of_numbers(group.tokens, of_length):
+        found[places] = values
     return found
 
 

@@ -144,6 +144,8 @@ class Method:
     """Expected work of the passes: (parameters, tokens, law); None: not known for these parameters."""
     work_of_laws: Callable[..., Work | None] | None = None
     """`work` under several laws at once, as arrays: (parameters, tokens, laws)."""
+    work_of_lengths: Callable[..., Work | None] | None = None
+    """`work` of a single sequence of several numbers of tokens, which rise: (parameters, lengths, laws), shape (laws, lengths)."""
     timed_work: Callable[..., Work | None] | None = None
     """Expected work under several laws, as arrays, where it depends on times: (parameters, tokens, laws, cost)."""
     operations: Callable[..., float] | None = None
@@ -190,8 +192,8 @@ class Method:
 
 
 OPTIONAL = (
-    "work", "work_of_laws", "timed_work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula",
-    "claim_bound", "claim_formula", "steady_state",
+    "work", "work_of_laws", "work_of_lengths", "timed_work", "operations", "slowest", "distribution", "straggler_loss",
+    "paper_formula", "claim_bound", "claim_formula", "steady_state",
 )  # fmt: skip
 
 

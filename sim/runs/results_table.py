@@ -15,7 +15,7 @@ from model.interpret.account import FlopsAndBytes
 from model.methods import registry
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.views import agreement, formula_view, metrics, point_columns, time_breakdown
+from sim.views import agreement, formula_view, metrics, point_columns, time_breakdown, work_columns
 from sim.views.metrics import Sums
 
 FEW_POINTS = 200
@@ -109,7 +109,7 @@ def merged(grid: Grid, partial: pl.DataFrame) -> MergedBlock:
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = _sum(part, "operations") / sums.count / case.outputs
         else:
-            row |= formula_view.operations_of(case, row["compute_per_token"], sampled=True)
+            row |= work_columns.operations_of(case, row["compute_per_token"])
         if PARTS[0] in part.columns and part[PARTS[0]].count():
             parts = time_breakdown.TimeBreakdown(*(np.asarray(_sum(part, name) / sums.count) for name in PARTS))
             each_part = time_breakdown.per_token(parts, row["latency_layers"], case.steps, row.get("straggler_loss", 0.0))

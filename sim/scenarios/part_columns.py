@@ -62,7 +62,7 @@ class CaseGroup:
         self.first, self.costs, self.tokens = first, costs, tokens
         self.size = len(costs) if costs is not None else size if tokens is None else tokens.size
         self._made: dict[int, Case] = {}
-        self._of_length: dict[int, Case] = {}
+        self._of_lengths: dict[Any, Case] = {}
 
     def __len__(self) -> int:
         return self.size
@@ -78,20 +78,20 @@ class CaseGroup:
         """A subset of the cases, in this order."""
         costs, tokens = (None if each is None else _at(each, places) for each in (self.costs, self.tokens))
         found = CaseGroup(self.first, costs, places.size, tokens)
-        found._of_length = self._of_length  # these keep what was computed from them
+        found._of_lengths = self._of_lengths  # these keep what was computed from them
         return found
 
     def distinct(self, value: Callable[[Case], Value], places: Index) -> tuple[list[Value], Index]:
         """Values of these cases, and the index of each case's value; one for cases between which nothing that it uses differs."""
         if self.tokens is None:
             return self._distinct(value, self.first, places)
-        found = watched_costs.unread(lambda unread: self._distinct(value, self.first.with_tokens(unread), places))
-        if found is not None:
-            return found
         values: list[Value] = []
         index = np.empty(places.size, dtype=np.intp)
-        for case, mine in self.by_length(places):
-            each, own = self._distinct(value, case, places[mine])
+
+        def of_length(tokens: Any, mine: Index) -> tuple[list[Value], Index]:
+            return self._distinct(value, self._case_of(tokens), places[mine])
+
+        for (each, own), mine in watched_costs.of_numbers(self.tokens[places], of_length):
             index[mine] = len(values) + own
             values += each
         return values, index
@@ -110,22 +110,12 @@ class CaseGroup:
             return self.tokens
         return None if self.costs is None else self.costs.numbers.get(name)
 
-    def lengths(self, places: Index) -> tuple[list[int], Index]:
-        """Distinct numbers of tokens of these cases, and the index of each case's."""
-        if self.tokens is None:
-            return [self.first.settings.tokens], np.zeros(places.size, dtype=np.intp)
-        distinct, which = np.unique(self.tokens[places], return_inverse=True)
-        return distinct.tolist(), which
-
-    def by_length(self, places: Index) -> Iterator[tuple[Case, Any]]:
-        """For each number of tokens of these cases a case, the first one's but for tokens, and where they are in `places`."""
-        distinct, which = self.lengths(places)
-        order = np.argsort(which, kind="stable")
-        bounds = np.searchsorted(which[order], np.arange(len(distinct) + 1)).tolist()
-        for tokens, start, stop in zip(distinct, bounds[:-1], bounds[1:], strict=True):
-            if self.tokens is not None and tokens not in self._of_length:
-                self._of_length[tokens] = self.first.with_tokens(tokens)
-            yield self._of_length.get(tokens, self.first), order[start:stop]
+    def _case_of(self, tokens: Any) -> Case:
+        """A case with this number of tokens, or with any of several (`watched_costs.between`); made once."""
+        key = tokens if isinstance(tokens, int) else tokens.bounds
+        if key not in self._of_lengths:
+            self._of_lengths[key] = self.first.with_tokens(tokens)
+        return self._of_lengths[key]
 
     def on_one_device(self) -> OneDevice:
         """Plain decoding of each case on one device; shapes (cases,) or ()."""

@@ -8,7 +8,7 @@ points of a method together, and rows are assembled by column.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from model.base.checks import ParameterError
 from model.costs.many_costs import Varied
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Work, flops_and_bytes
 from model.methods import registry
 from model.methods.method_parameters import MethodParameters
-from model.methods.prediction import ChoiceGroup, GroupedChoices, Prediction, PredictionPoints, by_outcome
+from model.methods.prediction import ChoiceGroup, GroupedChoices, Prediction, PredictionPoints
 from model.steps import CacheError
 from sim.scenarios.cases import Case, OneDevice
 from sim.scenarios.grid import Axis, Grid
-from sim.views import metrics, point_columns, time_breakdown
-from sim.views.case_facts import busy_counts_operations
+from sim.views import metrics, point_columns, time_breakdown, work_columns
 from sim.views.point_blocks import PointBlock, failure, of_case, of_grid
 
 Floats = NDArray[np.float64]
@@ -204,14 +202,14 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     if (tensor_parallel > 1).any():
         more.append(_columns_over_one_device(points, found, prediction.plain_latency))
     if prediction.rounds is None:
-        more.append(_operations(method, points, found["compute_per_token"]))
+        more.append(work_columns.of_operations(method, points, found["compute_per_token"]))
     elif method.straggler_loss is not None and (points.of_decodings(_concurrent) > 1).any():
         losses = _straggler_losses(points, np.asarray(prediction.rounds), found["latency_layers"])
         more.append(pl.DataFrame({"straggler_loss": pl.Series(losses, nan_to_null=True)}))
         loss = np.nan_to_num(losses)
     more.append(_time_parts(points, np.asarray(prediction.latency, dtype=np.float64), passes, loss))
     if method.has_work and any(group.first.shapes for group, _, _ in points.segments):
-        more.append(_work_columns(method, points))
+        more.append(work_columns.of_shapes(method, points))
     return pl.concat([each for each in more if each.width], how="horizontal")
 
 
@@ -404,99 +402,3 @@ def _straggler_losses(points: PointBlock, rounds: Floats, latency: Floats) -> Fl
             row = straggler_loss(group.first, rounds[some], latency[some], cost)
             found[some] = row.get("straggler_loss", np.nan)
     return found
-
-
-def work_of(case: Case) -> Row:
-    """FLOPs and bytes per token by the theory, if shapes are given and the theory has them."""
-    found = _work(case) if case.shapes else None
-    return {} if found is None else metrics.work_per_token(flops_and_bytes(found, case.shapes), case.outputs, case.full_batch)
-
-
-def _work_columns(method: registry.Method, points: PointBlock) -> pl.DataFrame:
-    """Columns of `work_of`."""
-
-    def columns(case: Case, work: Work) -> Row:
-        return metrics.work_per_token(flops_and_bytes(work, case.shapes), case.outputs, case.full_batch)
-
-    return _of_works(method, points, lambda case: bool(case.shapes), columns)
-
-
-def _operations(method: registry.Method, points: PointBlock, compute_per_token: Floats) -> pl.DataFrame:
-    """Column of `operations_of`; no column where no point has a value."""
-    counted = points.of_decodings(lambda parameters, _: parameters.counts_layers) > 0
-    known = points.facts.busy_counts_operations > 0
-    column = pl.DataFrame({"operations_per_token": np.broadcast_to(compute_per_token, known.shape)})
-    column = column.select(pl.when(pl.Series(known & ~counted)).then(pl.all()))
-    if counted.any():
-        worked = _of_works(method, points, lambda case: case.parameters.counts_layers, _layers_per_token)
-        column = worked.select(pl.all().fill_null(column.to_series())) if worked.width else column
-    return pl.DataFrame() if column.to_series().is_null().all() else column
-
-
-def _layers_per_token(case: Case, work: Work) -> Row:
-    """Layers run per token, relative to those of the model, from the work of one decoding or of several."""
-    return {"operations_per_token": work.by_model["target"].layer_passes / case.parameters.layers / case.outputs}
-
-
-def _of_works(
-    method: registry.Method, points: PointBlock, needed: Callable[[Case], bool], columns: Callable[[Case, Work], Row]
-) -> pl.DataFrame:
-    """Columns of each point's work, together for all laws, and once for all costs if passes do not depend on times.
-
-    `columns` makes a row of a work, or arrays if its totals are arrays. Values are null where the work is not needed or not known.
-    """
-    alike: dict[Any, int] = {}
-    seen: dict[Any, int] = {}  # by identity, which is faster than by value
-    cases: list[Case] = []
-    kind = np.zeros(len(points.choices), dtype=np.intp)
-    for group, part, places in points.segments:
-        own = points.used_choices[0][part]
-        if method.timed_work is not None:  # the passes depend on times: each choice has its own
-            kind[own] = np.arange(len(cases), len(cases) + own.size)
-            cases += [group.member(place) for place in places.tolist()]
-            continue
-        for case, mine in group.by_length(places):
-            key = id(case.parameters), case.settings.tokens, *((role, id(shape)) for role, shape in case.shapes.items())
-            if key not in seen:
-                seen[key] = alike.setdefault((case.parameters, case.settings.tokens, *case.shapes.items()), len(alike))
-                if seen[key] == len(cases):
-                    cases.append(case)
-            kind[own[mine]] = seen[key]
-    keys, index = np.unique(kind[points.choice] * len(points.outcomes) + points.outcome, return_inverse=True)
-    bounds = np.searchsorted(keys, np.arange(len(cases) + 1) * len(points.outcomes))
-    parts: list[tuple[int, Row]] = []
-    for case, start, stop in zip(cases, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        if not needed(case):
-            parts.append((stop - start, {}))
-            continue
-        which = keys[start:stop] % len(points.outcomes)
-        laws = [each for group, _, places in points.outcomes.segments(which) for each in group.at(places).laws("law")]
-        found = method.work_of_all(case.parameters, case.settings.tokens, laws, case.cost)
-        if found is not None:
-            parts.append((len(laws), columns(case, found)))
-        else:
-            works = [_work(case.with_outcomes(points.outcomes[each])) for each in which.tolist()]
-            parts += [(1, {} if work is None else columns(case, work)) for work in works]
-    whole = {}
-    for name in dict.fromkeys(name for _, part in parts for name in part):
-        values = np.concatenate([np.broadcast_to(part.get(name, np.nan), size) for size, part in parts])
-        has = np.repeat([name in part for _, part in parts], [size for size, _ in parts])
-        whole[name] = pl.select(pl.when(pl.Series(has)).then(pl.Series(values))).to_series()[index]
-    return pl.DataFrame(whole)
-
-
-def _work(case: Case) -> Any:
-    laws = by_outcome({name: outcome.law for name, outcome in case.outcomes.items()})
-    return registry.method(case.method).expected_work(case.parameters, case.settings.tokens, laws, case.cost)
-
-
-def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False) -> Row:
-    """Operations per token of a method that does not draft: from the theory's count of layers, or equal to its busy time.
-
-    For simulated views the busy time is preferred if every pass has one token, since it belongs to the same decodings.
-    """
-    known = busy_counts_operations(case)
-    if case.parameters.counts_layers and not (sampled and known and case.parameters.largest_pass == 1):
-        worked = _work(case)
-        return {} if worked is None else _layers_per_token(case, worked)
-    return {"operations_per_token": compute_per_token} if known else {}

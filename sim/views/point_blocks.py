@@ -73,18 +73,23 @@ class PointBlock:
         sizes = [part.stop - part.start for _, part, _ in self.segments]
         return np.repeat(np.arange(len(sizes)), sizes)[self.used_choices[1]]
 
-    def of_decodings(self, value: Callable[[MethodParameters, int], float]) -> Floats:
-        """Evaluate a function of parameters and tokens for each point, once for choices that share these."""
+    def of_decodings(self, value: Callable[[MethodParameters, Any], Any]) -> Floats:
+        """Evaluate a function of parameters and tokens for each point, once for choices that share these.
+
+        Of single sequences of several lengths it gets the array of their tokens.
+        """
         used, index = self.used_choices
         known: dict[tuple[int, int], float] = {}
         found = np.empty(used.size)
         for group, part, places in self.segments:
-            parameters, (lengths, which) = group.first.parameters, group.lengths(places)
-            keys = [(id(parameters), tokens) for tokens in lengths]
-            for key in keys:
-                if key not in known:
-                    known[key] = value(parameters, key[1])
-            found[part] = np.array([known[key] for key in keys])[which]
+            parameters, tokens = group.first.parameters, group.first.settings.tokens
+            if group.tokens is not None:
+                found[part] = value(parameters, group.tokens[places])
+                continue
+            key = id(parameters), tokens
+            if key not in known:
+                known[key] = value(parameters, tokens)
+            found[part] = known[key]
         return found[index]
 
     def case(self, point: int) -> Case:

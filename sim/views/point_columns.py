@@ -95,7 +95,7 @@ def of_costs_but_ratios(case: Case) -> Row:
     if (why := time_breakdown.missing_because(case)) is not None:
         row["no_time_parts_because"] = why
     if case.parameters.counts_layers and case.parameters.static_batches:
-        row["occupancy"] = case.outputs * case.full_batch / (case.steps * case.parameters.sequences)
+        row["occupancy"] = _occupancy(case)
     row |= _plain_work(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     if case.hardware is not None:
@@ -105,6 +105,12 @@ def of_costs_but_ratios(case: Case) -> Row:
         row |= {"prompt_tokens": case.hardware.cost.prompt}
         row |= {} if case.hardware.memory is None else {"memory_share": case.hardware.memory.share}
     return row | ({} if case.fitted_on is None else {"fitted_on": case.fitted_on})
+
+
+def _occupancy(case: Case) -> float:
+    """Mean share of the sequences of a batch that are not at their end."""
+    each_step = 1.0 if case.parameters.decoded_sequences == 1 else case.outputs / case.steps
+    return each_step * case.full_batch / case.parameters.sequences
 
 
 def _plain_work(case: Case) -> Row:

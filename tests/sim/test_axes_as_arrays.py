@@ -77,6 +77,22 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 2}], "outcomes": {"kind": "iid", "match_rate": 0.5},
         "cluster": {"units": 3, "stop": "pass"},
     },
+    "ppd, nested": {
+        "method": [{"name": "ppd", "layers": 4, "exit_layer": 1, "candidates": 2, "form": "nested"}],
+        "outcomes": {"kind": "iid", "match_rate": 0.5},
+    },
+    "ppd of a shape": {
+        "method": [{"name": "ppd", "exit_layer": 20, "candidates": 2}], "outcomes": {"kind": "iid", "match_rate": 0.5},
+        "cost": {"shape": "llama-2-13b"},
+    },
+    "skipdecode of a shape": {
+        "method": [{"name": "skipdecode", "min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}],
+        "cost": {"shape": "llama-2-13b"},
+    },
+    "early_exit of a shape, by rates": {
+        "method": [{"name": "early_exit"}], "outcomes": {"kind": "hazards", "hazards": [0.05] * 39 + [1.0]},
+        "cost": {"shape": "llama-2-13b", "propagation": 0.1}, "sweep": {"method.fill": ["propagate", "backfill"]},
+    },
     "ngram": {
         "method": [{"name": "ngram", "layers": 6, "draft_length": 2}], "cost": {"verify_cost": [[1, 1.0], [8, 2.0]]},
         "outcomes": {"kind": "iid", "hit_rate": 0.4, "acceptance_rate": 0.6}, "sweep": {"method.draft_length": [1, 3]},
@@ -608,7 +624,8 @@ def test_scenarios_are_valid_and_some_are_made_as_arrays() -> None:
     # The adaptive method decides by costs, a full batch scales them, published costs follow from a table, and a curve is too short.
     narrow = "dsi, by width"
     assert {*SCENARIOS} - by_section["cost"] == {"adaptive", "a batch kept full, by width", "published costs", narrow}
-    without_this_rate = {"skipdecode", "early_exit", "hierarchical", "rates by position", narrow}
+    schedules = {name for name in SCENARIOS if name.startswith(("skipdecode", "early_exit"))}
+    without_this_rate = {*schedules, "hierarchical", "rates by position", narrow}
     assert {*SCENARIOS} - by_section["outcomes"] == without_this_rate
 
 

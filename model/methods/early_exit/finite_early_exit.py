@@ -323,6 +323,21 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Depths | No
     return Work({"target": Totals(*found)})
 
 
+def work_of_lengths(parameters: Parameters, lengths: Integers, laws: Sequence[Depths | None]) -> Work | None:
+    """`work_of_laws` of a single sequence of several lengths; shape (laws, lengths). None: not all positions are alike.
+
+    >>> found = work_of_lengths(Parameters(4, first_check=2), np.array([1, 100]), [Depths([0.2, 0.2, 0.3, 0.3])])
+    >>> found.by_model["target"].layer_passes.round(3).tolist()
+    [[2.9, 290.0]]
+    """
+    if parameters.fill == "backfill" or any(law is not None and law.by_position for law in laws):
+        return None
+    one = work_of_laws(parameters, 1, laws).by_model["target"]
+    attended: Any = np.outer(one.attended, lengths * (lengths + 1) / 2)
+    each: list[Any] = [np.outer(total, lengths) for total in one]
+    return Work({"target": Totals(*each)._replace(attended=attended, rows_read=attended)})
+
+
 def _totals(parameters: Parameters, tokens: int, rising: Floats) -> Floats:
     """Rows of `Totals` under laws that are either all by position or none."""
     layers, fixed = parameters.layers, parameters.exit_layer is not None

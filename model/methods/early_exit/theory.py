@@ -28,6 +28,7 @@ from model.methods.early_exit.algorithm import MEASURES as MEASURES
 from model.methods.early_exit.algorithm import Parameters
 from model.methods.early_exit.algorithm import decayed_threshold as decayed_threshold
 from model.methods.early_exit.finite_early_exit import work_of_laws as work_of_laws
+from model.methods.early_exit.finite_early_exit import work_of_lengths as work_of_lengths
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 
 Floats = NDArray[np.float64]

@@ -501,7 +501,7 @@ def _of_form(form: str, points: PredictionPoints[Parameters]) -> Prediction:
     layers = points.of_choices(lambda each: each.parameters.layers)
     exit_layer = points.of_choices(lambda each: each.parameters.exit_layer)
     candidates = points.of_choices(lambda each: 1 if each.parameters.batched else each.parameters.candidates)
-    tokens = points.of_choices(lambda each: each.tokens)
+    tokens = points.groups().lengths[points.choice].astype(np.float64)
     rate = points.of_laws(lambda law: float(law.rate) if isinstance(law, Iid) else float("nan"))  # laws of other points
     closed = _closed_form(form, layers, exit_layer, candidates, tokens, rate)
     lacking = np.flatnonzero(np.isnan(closed.latency_variance) | np.isnan(closed.units_ratio))
@@ -612,22 +612,37 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Law]) -> Wo
     >>> work_of_laws(Parameters(40, 20, 3), 10, [Iid(0.5), Iid(1.0)]).by_model["target"].layer_passes.tolist()
     [910.0, 820.0]
     """
+    found = work_of_lengths(parameters, np.array([tokens]), laws)
+    return None if found is None else found.at((slice(None), 0))
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[Law]) -> Work | None:
+    """`work` of several numbers of tokens, which rise, as arrays of shape (laws, lengths).
+
+    >>> work_of_lengths(Parameters(40, 20, 3), np.array([1, 10]), [Iid(0.5)]).by_model["target"].layer_passes.tolist()
+    [[100.0, 910.0]]
+    """
     if parameters.form not in ("literal", "flat") or 2 * parameters.exit_layer < parameters.layers:
         return None
-    ahead, places = parameters.layers - parameters.exit_layer, np.arange(tokens)
+    tokens, ahead = int(lengths[-1]), parameters.layers - parameters.exit_layer
+    places, begins = np.arange(tokens), np.concatenate([[0], lengths[:-1]])
+
+    def until(each: Any) -> Any:
+        """Sums of the values of the first tokens, up to each length."""
+        return np.add.reduceat(each, begins, axis=-1).cumsum(axis=-1)
+
     expected = np.stack([law.mean(places) for law in laws])  # matches of the first tokens, (laws, tokens)
     main: Any = parameters.layers - ahead * np.diff(expected, prepend=expected[:, :1])
     candidates = parameters.candidates
     # Passes of sub-processes per token, and tokens per pass.
     others, wide = (1, candidates) if parameters.batched else (candidates, 1)
-    layers, seen = main.sum(axis=1), main @ (places + 1.0)
-    matches: Any = expected[:, -1] - expected[:, 0]
-    attended = seen + candidates * ahead * float((places + 2).sum())
-    read = seen + others * ahead * float((places + 1 + wide).sum())
-    runs, computed = layers + others * ahead * tokens, layers + candidates * ahead * tokens
-    passes: Any = np.full(len(laws), (2.0 + others) * tokens)
-    heads: Any = np.full(len(laws), 2.0 * tokens)
-    found = Totals(passes, runs, computed, attended, read, head_runs=heads, heads=heads)
+    layers, seen = until(main), until(main * (places + 1.0))
+    matches: Any = expected[:, lengths - 1] - expected[:, :1]
+    attended = seen + candidates * ahead * until(places + 2.0)
+    read = seen + others * ahead * until(places + 1.0 + wide)
+    runs, computed = layers + others * ahead * lengths, layers + candidates * ahead * lengths
+    steps: Any = np.broadcast_to(lengths.astype(np.float64), layers.shape)
+    found = Totals((2 + others) * steps, runs, computed, attended, read, head_runs=2 * steps, heads=2 * steps)
     return Work({"target": found}, matches, ahead * matches)
 
 
@@ -730,14 +745,23 @@ def _of_distinct(function: Callable[..., Floats], *arguments: Floats) -> Floats:
 
 
 def _binomial(trials: Floats, p: Floats) -> Floats:
-    """Binomial probabilities of 0, 1, ..., max(trials) along a new last axis; exact at p = 0 and p = 1."""
-    from scipy.special import gammaln, xlog1py, xlogy
+    """Binomial probabilities of 0, 1, ..., max(trials) along a new last axis, of arrays of shape (points,).
 
-    n, rate = trials[..., None], p[..., None]
-    count = np.arange(trials.max() + 1.0)
-    rest = np.maximum(n - count, 0.0)
-    log = gammaln(n + 1) - gammaln(count + 1) - gammaln(rest + 1) + xlogy(count, rate) + xlog1py(rest, -rate)
+    Exact at p = 0 and p = 1.
+    """
+    from scipy.special import gammaln
+
+    n, count = trials.astype(np.intp)[:, None], np.arange(int(trials.max()) + 1)
+    rest = np.maximum(n - count, 0)
+    factorials = gammaln(count + 1.0)  # logarithms, as are all of these
+    match = np.log(p, out=np.full_like(p, _LOG_OF_0), where=p > 0)[:, None]
+    miss = np.log1p(-p, out=np.full_like(p, _LOG_OF_0), where=p < 1)[:, None]
+    log = factorials[n] - factorials - factorials[rest] + match * count + miss * rest
     return np.asarray(np.where(count <= n, np.exp(log), 0.0))
+
+
+_LOG_OF_0 = -1e5
+"""Its exponential, and that of its multiples, is 0; its product with 0 is 0."""
 
 
 # --- Real runs -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ arXiv:2307.02628.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -182,6 +182,22 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Any]) -> Wo
     return work(parameters, tokens, None)
 
 
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[Any]) -> Work:
+    """`work` of a single sequence of several lengths, which rise; shape (laws, lengths).
+
+    The layers of a token do not depend on the tokens after it.
+
+    >>> work_of_lengths(Parameters(24, 8, 16, 60, 160), np.array([50, 100]), [None]).by_model["target"].layer_passes.tolist()
+    [[702.0, 1204.0]]
+    """
+    shape = len(laws), lengths.size
+
+    def until(each: Floats) -> Any:
+        return np.broadcast_to(each.cumsum()[lengths - 1], shape)
+
+    return Work({"target": _totals(parameters, int(lengths[-1]), until)})
+
+
 def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     """Work of the passes of all batches; `law` is unused.
 
@@ -189,11 +205,16 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     >>> work(Parameters(24, 8, 16, 60, 160), 100, None).by_model["target"].layer_passes
     1204.0
     """
+    return Work({"target": _totals(parameters, tokens, lambda each: float(each.sum()))})
+
+
+def _totals(parameters: Parameters, tokens: int, total: Callable[[Floats], Any]) -> Totals:
+    """Totals over the passes of all batches; `total` gives the sum of a value of each pass, or the sums of the first 1, 2, ..."""
     places, widths = parameters.columns(tokens)
     layers = np.array(schedule(parameters, tokens), dtype=np.float64)[places]
-    attended = float(layers @ (widths * (places + 1)))
-    total = Totals(len(places), float(layers.sum()), float(layers @ widths), attended, attended)
-    return Work({"target": total._replace(head_runs=len(places), heads=float(widths.sum()))})
+    passes, attended = total(np.ones(places.size)), total(layers * (widths * (places + 1)))
+    found = Totals(passes, total(layers), total(layers * widths), attended, attended)
+    return found._replace(head_runs=passes, heads=total(widths.astype(np.float64)))
 
 
 # --- Speed ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""Work of decodings of several lengths together: that of each alone."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.costs.layer_times import UnitCost
+from model.methods import registry
+from model.methods.early_exit.finite_early_exit import Depths
+from model.methods.ppd import theory
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
+
+LAYERS = 12
+RECORDED = Replay(np.array([[1, 0, 1, 1] * 10, [0, 1, 1, 0] * 10]))
+MATCHES = [Iid(0.0), Iid(0.3), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9] * 20), RECORDED]
+DEPTHS = [None, *(Depths(np.roll([0.5, 0.2, 0.2, 0.1, *[0.0] * (LAYERS - 4)], by)) for by in (0, 3, LAYERS - 1))]
+EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
+    ("ppd", {"exit_layer": 6, "candidates": 3}, MATCHES),
+    ("ppd", {"exit_layer": 12, "candidates": 2, "batched": True}, MATCHES),
+    ("ppd", {"exit_layer": 8, "candidates": 1, "form": "flat"}, MATCHES),
+    ("early_exit", {}, DEPTHS),
+    ("early_exit", {"measure": "state", "first_check": 2}, DEPTHS),
+    ("early_exit", {"exit_layer": 5}, [None]),
+    ("skipdecode", {"prompt": 4, "sequence_length": 50, "min_layers": 2, "max_layers": 12}, [None, None]),
+    ("skipdecode", {"prompt": 1, "sequence_length": 41, "min_layers": 5, "max_layers": 5, "warm_up": 2}, [None]),
+]
+
+
+@given(st.sampled_from(EXAMPLES), st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True))
+def test_lengths_together_are_lengths_alone(example: tuple[str, dict[str, Any], list[Any]], lengths: list[int]) -> None:
+    name, table, laws = example
+    method, rising = registry.method(name), np.array(sorted(lengths))
+    parameters = method.kind(layers=LAYERS, **table)
+    assert method.work_of_lengths is not None
+    together = method.work_of_lengths(parameters, rising, laws)
+    for place, law in enumerate(laws):
+        for number, tokens in enumerate(rising.tolist()):
+            found, alone = together.at((place, number)), method.expected_work(parameters, tokens, law, UnitCost(LAYERS))
+            assert alone is not None
+            assert found.adoptions == pytest.approx(alone.adoptions, rel=1e-12, abs=1e-12)
+            assert found.adopted_rows == pytest.approx(alone.adopted_rows, rel=1e-12, abs=1e-12)
+            assert [*found.by_model] == [*alone.by_model] == ["target"]
+            assert [*found.by_model["target"]] == pytest.approx([*alone.by_model["target"]], rel=1e-12, abs=1e-12)
+
+
+def test_positions_that_differ_have_no_lengths_together() -> None:
+    method = registry.method("early_exit")
+    by_position = Depths(np.full((40, LAYERS), 1 / LAYERS))
+    assert method.work_of_lengths is not None
+    assert method.work_of_lengths(method.kind(layers=LAYERS), np.array([2, 5]), [*DEPTHS, by_position]) is None
+    assert method.work_of_lengths(method.kind(layers=LAYERS, fill="backfill"), np.array([2, 5]), DEPTHS) is None
+    nested = registry.method("ppd").kind(layers=LAYERS, exit_layer=3, candidates=2, form="nested")
+    assert theory.work_of_lengths(nested, np.array([2, 5]), MATCHES) is None
+
+
+def test_a_sequence_of_several_lengths_is_counted_by_its_passes() -> None:
+    """One token runs 12 layers, or after a match the 6 from the exit on; 3 candidates run 6 layers ahead for each token."""
+    parameters = registry.method("ppd").kind(layers=LAYERS, exit_layer=6, candidates=3)
+    totals = theory.work_of_lengths(parameters, np.array([1, 2, 5]), [Iid(0.0), Iid(1.0)])
+    assert totals is not None
+    assert np.asarray(totals.by_model["target"].layer_passes).tolist() == [[30, 60, 150], [30, 54, 126]]
