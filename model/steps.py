@@ -480,7 +480,7 @@ class DraftLimit(NamedTuple):
 class DraftChain(NamedTuple):
     """An offer: passes over one sequence, each over the token that the pass before predicted, until `length` tokens are drafted.
 
-    It stands for `first`, a `Read` of the likeliest token, a pass over that token, and so on. Answer: a `DraftedChain`, or None if
+    It stands for `first`, a `Read` of the token after it, a pass over that token, and so on. Answer: a `DraftedChain`, or None if
     it is declined.
 
     Parameters
@@ -491,11 +491,14 @@ class DraftChain(NamedTuple):
         Number of tokens to draft, at least 1.
     confidence
         The draft ends at a token whose `confidence` is below this, and does not contain it; None: no such reads are made.
+    read
+        Kind of the reads: of the likeliest token, or of a sampled one.
     """
 
     first: Forward
     length: int
     confidence: float | None = None
+    read: Literal["next", "sample"] = GREEDY
 
 
 class DraftedChain(NamedTuple):
@@ -504,6 +507,8 @@ class DraftedChain(NamedTuple):
     tokens: list[int]
     unsure: bool = False
     """True if the last pass predicted one more token, with too low a confidence."""
+    outputs: Sequence[Any] = ()
+    """Output of each pass, of a draft of sampled tokens: a verification reads their probabilities."""
 
 
 class DraftRounds(NamedTuple):
@@ -609,8 +614,8 @@ class EarlyRounds(NamedTuple):
 class NextTokens(NamedTuple):
     """An offer: tokens of the output one after another, each from a pass over the token before.
 
-    It stands for a pass, a `Read` of the likeliest token after it, and its `Commit`, for each of `layers`. Answer: the tokens, or
-    None if it is declined.
+    It stands for a pass, a `Read` of the token after it, and its `Commit`, for each of `layers`. Answer: the tokens, or None if it
+    is declined.
 
     Parameters
     ----------
@@ -620,11 +625,14 @@ class NextTokens(NamedTuple):
         Layers of each pass, those of `first` included.
     kind
         Origin of the tokens, as in `Commit`.
+    read
+        Kind of the reads: of the likeliest token, or of a sampled one.
     """
 
     first: Forward
     layers: Sequence[LayerSpan]
     kind: str
+    read: Literal["next", "sample"] = GREEDY
 
 
 Offer = DraftChain | DraftRounds | ReadEach | EarlyRounds | NextTokens

@@ -10,7 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -414,7 +414,7 @@ class Real(Interpreter):
         return found
 
     def take(self, task: Task, step: NextTokens | DraftChain | ReadEach) -> Any:
-        """Accept offers of greedy decoding, unless single passes or reads are timed, recorded, forced, or overridden.
+        """Accept offers of single sequences, unless single passes or reads are timed, recorded, forced, or overridden.
 
         `DraftRounds` are declined: what is accepted and committed is up to the algorithm.
         """
@@ -426,10 +426,13 @@ class Real(Interpreter):
         if not self._is_usual(first):
             return None
         if isinstance(step, DraftChain):
-            return DraftedChain(self._chain(task, first, step.length)) if step.confidence is None else None
+            if step.confidence is not None:
+                return None
+            tokens, outputs = self._chain(task, first, step.length, step.read)
+            return DraftedChain(tokens, outputs=() if step.read == GREEDY else outputs)
         if len({*step.layers}) != 1:
             return None
-        tokens = self._chain(task, first, min(len(step.layers), self.wanted - len(self.work.tokens)))
+        tokens, _ = self._chain(task, first, min(len(step.layers), self.wanted - len(self.work.tokens)), step.read)
         for token in tokens:
             self.commit(Commit(step.kind, (token,)))
         return tokens
@@ -438,26 +441,30 @@ class Real(Interpreter):
         """Return whether a pass is one over a single sequence and its whole context, with the logits of the last token."""
         return step[4:] == (None, 1, step.unit, (), None, 0, False, None) and step.layers.last <= self.decoders[step.role].layers
 
-    def _chain(self, task: Task, first: Forward, length: int) -> list[int]:
-        """Make passes, each over the token that the pass before predicted; rows are checked after the last."""
+    def _chain(
+        self, task: Task, first: Forward, length: int, read: Literal["next", "sample"]
+    ) -> tuple[list[int], list[PassOutput]]:
+        """Make passes, each over the token that was read after the pass before; rows are checked after the last.
+
+        Returns the tokens and the outputs of the passes.
+        """
         cache, (role, words, at, layers, *_) = task.cache, first
         decoder, rows, expected, tokens = self.decoders[role], cache.rows[role], cache.expected_rows, list[int]()
         expected.write(first)
         if length > 1:
             expected.write(Forward(role, words[-1:], at + len(words), layers), length - 1)
-        steps = []
+        outputs: list[PassOutput] = []
         for _ in range(length):
             step = Forward(role, words, at, layers, None, 1, first.unit)
-            token = self._evaluate(Read(GREEDY, PassOutput(step, decoder, decoder.run(words, at, layers, rows), None)))
-            steps.append(step)
-            tokens.append(token)
+            outputs.append(PassOutput(step, decoder, decoder.run(words, at, layers, rows), None))
+            tokens.append(self._evaluate(Read(read, outputs[-1])))
             at += len(words)
-            words = (token,)
+            words = (tokens[-1],)
         cache.check(step, rows)
-        for step in steps:
-            self.work.account.add(step)
+        for output in outputs:
+            self.work.account.add(output.step)
         task.last = step
-        return tokens
+        return tokens, outputs
 
     def _read_each(self, output: PassOutput, first: int, width: int) -> list[int]:
         """Evaluate reads of the likeliest tokens at consecutive positions."""

@@ -158,7 +158,7 @@ class World:
         after = at + len(words)
         if (
             type(self).read is not World.read or drafts is None or drafts.drafts_for != "target" or state is not None
-            or words[-1] != after - 1 or role == "target"
+            or words[-1] != after - 1 or role == "target" or step.read != GREEDY
         ):  # fmt: skip
             return None
         start, survivors, length = len(self.written), drafts.survivors, step.length

@@ -165,6 +165,15 @@ OFFERING: dict[str, tuple[Any, Any]] = {
         )
         for gamma in (0, 1, 3, 50) for sequences, batching in ((1, "static"), (4, "continuous"))
     },
+    "plain sampled": (autoregressive, autoregressive.Parameters(LAYERS, sampled=True)),
+    **{
+        f"speculative sampled {verification}": (
+            speculative, speculative.Parameters(LAYERS, 3, sampled=True, verification=verification, **SMALL),
+        )
+        for verification in ("token", "block")
+    },
+    "adaptive sampled": (adaptive, replace(EXACT["adaptive heuristic"][1], sampled=True)),
+    "pearl sampled": (pearl, pearl.Parameters(LAYERS, 3, sampled=True, **SMALL)),
 }  # fmt: skip
 """Methods that offer passes or reads together; in continuous batching drafts may reach beyond the last token."""
 
@@ -177,7 +186,7 @@ def test_offers_change_no_token_and_no_count(name: str, tokens: int, kind: str, 
     module, parameters = OFFERING[name]
     prompt = prompt_of(kind)
     for wanted in {tokens, (tokens + 1) // 2}:
-        taken, declined = (Real(real_models.decoders(kind, "draft", same=same)) for _ in range(2))
+        taken, declined = (Real(real_models.decoders(kind, "draft", same=same), random_draws=RandomDraws(7)) for _ in range(2))
         steps = [module.decode(parameters, prompt, tokens) for _ in range(2)]
         work, expected = taken.run(steps[0], wanted), declined.run(declining(steps[1]), wanted)
         assert work == expected
@@ -214,14 +223,14 @@ def answers_to_offers(real: Real, steps: Steps, tokens: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["plain", "speculative 3 static"])
+@pytest.mark.parametrize("name", ["plain", "speculative 3 static", "plain sampled", "speculative sampled token"])
 def test_offers_are_taken_only_where_no_single_step_is_observed(name: str) -> None:
     class Watching(Real):
         """Might observe single passes and reads."""
 
     module, parameters = OFFERING[name]
     decoders = real_models.decoders("llama", "draft")
-    forced = forced_outcomes.world(parameters, 2, 12, {} if name == "plain" else {"acceptance_rate": 0.5}, seed=1)
+    forced = forced_outcomes.world(parameters, 2, 12, {} if name.startswith("plain") else {"acceptance_rate": 0.5}, seed=1)
     observed = [Watching(decoders), Real(decoders, log=[]), Real(decoders, times=RunTimes()), Real(decoders, answers=forced)]
     for real in (Real(decoders), *observed):
         found = answers_to_offers(real, module.decode(parameters, [3, 4], 12), 12)

@@ -309,6 +309,7 @@ def test_next_tokens_are_those_of_reads() -> None:
     whole = Forward("target", (4,), 4, WHOLE, heads=1)
     step, gaps = NextTokens(whole, (WHOLE,) * 3, "token"), LayerSpan(0, LAYERS, ((1, 3),))
     assert [*(World(1, LAYERS).next_tokens(step) or ())] == [5, 6, 7]
+    assert World(1, LAYERS).next_tokens(step._replace(read="sample")) == World(1, LAYERS).next_tokens(step)
     assert [*(Lossy(1, LAYERS).next_tokens(step._replace(layers=(gaps, gaps))) or ())] == [5, 6]
     wrong = (
         step._replace(first=whole._replace(tokens=(-4,))), step._replace(first=whole._replace(role="draft")),
@@ -637,6 +638,7 @@ def test_other_answers_decline() -> None:
     whole = Forward("target", (0,), 0, LayerSpan(0, LAYERS), heads=1)
     outcomes = {"draft": DraftOutcomes("target", [1])}
     assert World(1, LAYERS, drafts=outcomes).chain(DraftChain(first, 1)) == DraftedChain([1])
+    assert World(1, LAYERS, drafts=outcomes).chain(DraftChain(first, 1, read="sample")) is None  # probabilities are read later
     assert Other(1, LAYERS, drafts=outcomes).chain(DraftChain(first, 1)) is None
     assert World(1, LAYERS).read_each(ReadEach("next", whole, -1, 1)) == [1]
     assert Other(1, LAYERS).read_each(ReadEach("next", whole, -1, 1)) is None

@@ -51,9 +51,9 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     sequence = list(prompt)
     if sequence[:-1]:
         yield Forward("target", tuple(sequence[:-1]), 0, layers)
-    if not parameters.sampled and not stop:
+    if not stop:
         first = Forward("target", (sequence[-1],), len(sequence) - 1, layers, heads=1)
-        if (yield NextTokens(first, (layers,) * tokens, "token")) is not None:
+        if (yield NextTokens(first, (layers,) * tokens, "token", says)) is not None:
             return
     for at in range(len(prompt) - 1, len(prompt) - 1 + tokens):
         out = yield Forward("target", (sequence[at],), at, layers, heads=1)

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -460,14 +461,15 @@ def draft(model: Model, sequence: Sequence[int], length: int) -> Generator[Step,
     """
     guesses: list[DraftedToken] = []
     words = tuple(sequence[model.rows :])
-    if length > 1 and not model.sampled:
-        chain = yield DraftChain(draft_pass(model, words), length)
+    says: Literal["next", "sample"] = SAMPLED if model.sampled else GREEDY
+    if length > 1:
+        chain = yield DraftChain(draft_pass(model, words), length, None, says)
         if chain is not None:
             model.rows += len(words) + length - 1
-            return [DraftedToken(token, None) for token in chain.tokens]
+            return [*map(DraftedToken, chain.tokens, chain.outputs or repeat(None))]
     for _ in range(length):
         out = yield draft_pass(model, words)
-        token = yield Read(SAMPLED if model.sampled else GREEDY, out)
+        token = yield Read(says, out)
         guesses.append(DraftedToken(token, out))
         model.rows += len(words)
         words = (token,)
