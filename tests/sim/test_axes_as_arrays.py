@@ -31,7 +31,7 @@ from sim.scenarios.cases import Cost
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcomes.outcome_records import VariedOutcomes
 from sim.scenarios.part_columns import CaseGroup, PartColumn
-from sim.views import formula_view, point_blocks
+from sim.views import formula_view, point_blocks, work_columns
 from sim.views.point_blocks import TOKENS
 from tests.support.tiers import examples
 
@@ -88,6 +88,15 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "skipdecode of a shape": {
         "method": [{"name": "skipdecode", "min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}],
         "cost": {"shape": "llama-2-13b"},
+    },
+    "skipdecode in static batches": {
+        "method": [
+            {
+                "name": "skipdecode", "layers": 8, "min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 60,
+                "sequences": 2, "batching": "static",
+            },
+            {"name": "early_exit", "layers": 8, "exit_layer": 3, "sequences": 2, "batching": "static"},
+        ],
     },
     "early_exit of a shape, by rates": {
         "method": [{"name": "early_exit"}], "outcomes": {"kind": "hazards", "hazards": [0.05] * 39 + [1.0]},
@@ -322,8 +331,9 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
     sweeps: list[dict[str, Any]] = [{path: FIXED} for path in (*[f"cost.{cost}" for cost in COSTS], *RATES)]
     sweeps += [{"cost.link": [0.0, 3.0, 0.5, 4.0, 1.0, 2.5]}, {"cost.cost_ratio": FIXED, "cost.link": [0.0, 0.25, 2.0]}]
     sweeps += [{"cost.dispatch": FIXED, "cost.cost_ratio": [0.1, 0.5, 0.9]}]
-    sweeps += [{TOKENS: LENGTHS}, {TOKENS: LENGTHS, "cost.cost_ratio": FIXED}, {"cost.final_head": FIXED, TOKENS: LENGTHS}]
+    sweeps += [{TOKENS: LENGTHS, "outcomes.match_rate": FIXED}, {TOKENS: LENGTHS}, {TOKENS: LENGTHS, "cost.cost_ratio": FIXED}, {"cost.final_head": FIXED, TOKENS: LENGTHS}]
     monkeypatch.setattr(point_blocks, "FEW", 0)
+    monkeypatch.setattr(work_columns, "_CELLS", 20)  # several blocks of laws
     compared = 0
     for sweep in sweeps:
         swept = tables | {"sweep": tables.get("sweep", {}) | sweep}
