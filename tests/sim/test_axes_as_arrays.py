@@ -331,7 +331,8 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
     sweeps: list[dict[str, Any]] = [{path: FIXED} for path in (*[f"cost.{cost}" for cost in COSTS], *RATES)]
     sweeps += [{"cost.link": [0.0, 3.0, 0.5, 4.0, 1.0, 2.5]}, {"cost.cost_ratio": FIXED, "cost.link": [0.0, 0.25, 2.0]}]
     sweeps += [{"cost.dispatch": FIXED, "cost.cost_ratio": [0.1, 0.5, 0.9]}]
-    sweeps += [{TOKENS: LENGTHS, "outcomes.match_rate": FIXED}, {TOKENS: LENGTHS}, {TOKENS: LENGTHS, "cost.cost_ratio": FIXED}, {"cost.final_head": FIXED, TOKENS: LENGTHS}]
+    sweeps += [{TOKENS: LENGTHS, "outcomes.match_rate": FIXED}]
+    sweeps += [{TOKENS: LENGTHS}, {TOKENS: LENGTHS, "cost.cost_ratio": FIXED}, {"cost.final_head": FIXED, TOKENS: LENGTHS}]
     monkeypatch.setattr(point_blocks, "FEW", 0)
     monkeypatch.setattr(work_columns, "_CELLS", 20)  # several blocks of laws
     compared = 0
@@ -349,6 +350,16 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
             assert_same(one, other)
         compared += 1
     assert compared > 2
+
+
+def test_work_is_known_for_some_forms_only() -> None:
+    """Where the theory has no work of the passes its columns are empty, also beside points where it has."""
+    tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS["ppd of a shape"]}
+    found = frame_of(tables | {"sweep": {"method.form": ["literal", "eager"], TOKENS: [*range(5, 12)]}})
+    known = pl.col("form") == "literal"
+    assert found.filter(known)["flops"].is_finite().all()
+    assert found.filter(~known)["flops"].is_null().all()
+    assert found["form"].value_counts()["count"].to_list() == [7, 7]
 
 
 @pytest.mark.parametrize("swept", ["method.layers", "method.draft_length"])
