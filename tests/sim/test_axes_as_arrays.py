@@ -357,8 +357,8 @@ def test_work_is_known_for_some_forms_only() -> None:
     tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS["ppd of a shape"]}
     found = frame_of(tables | {"sweep": {"method.form": ["literal", "eager"], TOKENS: [*range(5, 12)]}})
     known = pl.col("form") == "literal"
-    assert found.filter(known)["flops"].is_finite().all()
-    assert found.filter(~known)["flops"].is_null().all()
+    assert found.filter(known)["flops_per_token"].is_finite().all()
+    assert found.filter(~known)["flops_per_token"].is_null().all()
     assert found["form"].value_counts()["count"].to_list() == [7, 7]
 
 
