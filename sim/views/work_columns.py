@@ -25,8 +25,8 @@ Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
 Row = dict[str, Any]
 
-_CELLS = 200_000
-"""Laws x lengths that are evaluated together."""
+_CELLS = 1_000_000
+"""Laws x tokens that are evaluated together: 8 MB for each array of a theory that has a value for every token."""
 _LARGEST_PRODUCT = 4
 """Largest number of pairs of laws and lengths that are evaluated for each one that occurs."""
 
@@ -142,14 +142,17 @@ def _works(
     bounds = np.searchsorted(which, np.arange(distinct.size + 1)).tolist()
     for tokens, start, stop in zip(distinct.tolist(), bounds[:-1], bounds[1:], strict=True):
         one = case if tokens == case.settings.tokens else case.with_tokens(tokens)
-        work = method.work_of_all(case.parameters, tokens, _laws(points, outcomes[start:stop]), case.cost)
-        if work is not None:
-            yield np.arange(start, stop), one, work
-            continue
-        for place in range(start, stop):
-            alone = _work(one.with_outcomes(points.outcomes[int(outcomes[place])]))
-            if alone is not None:
-                yield place, one, alone
+        size = max(_CELLS // tokens, 1)
+        for begin in range(start, stop, size):
+            part = np.arange(begin, min(begin + size, stop))
+            work = method.work_of_all(case.parameters, tokens, _laws(points, outcomes[part]), case.cost)
+            if work is not None:
+                yield part, one, work
+                continue
+            for place in part.tolist():
+                alone = _work(one.with_outcomes(points.outcomes[int(outcomes[place])]))
+                if alone is not None:
+                    yield place, one, alone
 
 
 def _of_lengths(
@@ -158,7 +161,7 @@ def _of_lengths(
     """Works of several lengths, in blocks of laws; lengths and laws are distinct ones, and the index of each decoding's."""
     assert method.work_of_lengths is not None
     (distinct, which), (used, law) = lengths, laws
-    size = max(_CELLS // distinct.size, 1)
+    size = max(_CELLS // int(distinct[-1]), 1)
     for start in range(0, used.size, size):
         part = np.flatnonzero((law >= start) & (law < start + size))
         found = method.work_of_lengths(case.parameters, distinct, _laws(points, used[start : start + size]))

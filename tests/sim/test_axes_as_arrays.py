@@ -334,7 +334,7 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
     sweeps += [{TOKENS: LENGTHS, "outcomes.match_rate": FIXED}]
     sweeps += [{TOKENS: LENGTHS}, {TOKENS: LENGTHS, "cost.cost_ratio": FIXED}, {"cost.final_head": FIXED, TOKENS: LENGTHS}]
     monkeypatch.setattr(point_blocks, "FEW", 0)
-    monkeypatch.setattr(work_columns, "_CELLS", 20)  # several blocks of laws
+    monkeypatch.setattr(work_columns, "_CELLS", 60)  # several blocks of laws
     compared = 0
     for sweep in sweeps:
         swept = tables | {"sweep": tables.get("sweep", {}) | sweep}
