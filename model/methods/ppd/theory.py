@@ -631,13 +631,13 @@ def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Se
         """Sums of the values of the first tokens, up to each length."""
         return np.add.reduceat(each, begins, axis=-1).cumsum(axis=-1)
 
-    expected = np.stack([law.mean(places) for law in laws])  # matches of the first tokens, (laws, tokens)
-    main: Any = parameters.layers - ahead * np.diff(expected, prepend=expected[:, :1])
+    expected = np.stack([law.mean(places) for law in laws])  # matches of the first 0, 1, ... tokens, (laws, tokens)
+    main: Any = parameters.layers - ahead * np.diff(expected, prepend=0.0)
     candidates = parameters.candidates
     # Passes of sub-processes per token, and tokens per pass.
     others, wide = (1, candidates) if parameters.batched else (candidates, 1)
     layers, seen = until(main), until(main * (places + 1.0))
-    matches: Any = expected[:, lengths - 1] - expected[:, :1]
+    matches: Any = expected[:, lengths - 1]
     attended = seen + candidates * ahead * until(places + 2.0)
     read = seen + others * ahead * until(places + 1.0 + wide)
     runs, computed = layers + others * ahead * lengths, layers + candidates * ahead * lengths
