@@ -444,9 +444,9 @@ class Real(Interpreter):
     def _chain(
         self, task: Task, first: Forward, length: int, read: Literal["next", "sample"]
     ) -> tuple[list[int], list[PassOutput]]:
-        """Make passes, each over the token that was read after the pass before; rows are checked after the last.
+        """Make passes, each over the token that was read after the pass before; rows are checked and work is counted after the last.
 
-        Returns the tokens and the outputs of the passes.
+        Returns the tokens, and the outputs of the passes if tokens are sampled.
         """
         cache, (role, words, at, layers, *_) = task.cache, first
         decoder, rows, expected, tokens = self.decoders[role], cache.rows[role], cache.expected_rows, list[int]()
@@ -456,13 +456,17 @@ class Real(Interpreter):
         outputs: list[PassOutput] = []
         for _ in range(length):
             step = Forward(role, words, at, layers, None, 1, first.unit)
-            outputs.append(PassOutput(step, decoder, decoder.run(words, at, layers, rows), None))
-            tokens.append(self._evaluate(Read(read, outputs[-1])))
+            output = PassOutput(step, decoder, decoder.run(words, at, layers, rows), None)
+            token = self._evaluate(Read(read, output))
+            tokens.append(token)
+            if read != GREEDY:
+                outputs.append(output)
             at += len(words)
-            words = (tokens[-1],)
+            words = (token,)
         cache.check(step, rows)
-        for output in outputs:
-            self.work.account.add(output.step)
+        self.work.account.add(first)
+        if length > 1:
+            self.work.account.add_each(step._replace(at=first.at + len(first.tokens)), length - 1)
         task.last = step
         return tokens, outputs
 

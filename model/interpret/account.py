@@ -141,6 +141,17 @@ class Account:
         counts[1] += attended
         counts[2] += read
 
+    def add_each(self, step: Forward, passes: int) -> None:
+        """Count passes over one token of a sequence each, one after another, of which `step` is the first.
+
+        >>> account = Account()
+        >>> account.add_each(Forward("draft", (7,), 5, LayerSpan(0, 6)), 3)
+        >>> account.totals().by_model["draft"].attended  # 6 + 7 + 8 positions in each of 6 layers
+        126
+        """
+        seen = passes * step.at + passes * (passes + 1) // 2
+        self.include_passes(kind_of(step), passes, seen, seen)
+
     def include(self, other: Account) -> None:
         """Add all counts of another account."""
         for kind, counts in other.passes_by_kind.items():
