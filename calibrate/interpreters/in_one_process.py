@@ -444,7 +444,7 @@ class Real(Interpreter):
     def _chain(
         self, task: Task, first: Forward, length: int, read: Literal["next", "sample"]
     ) -> tuple[list[int], list[PassOutput]]:
-        """Make passes, each over the token that was read after the pass before; rows are checked and work is counted after the last.
+        """Make passes, each over the token that was read after the pass before; rows are checked, and work counted, after the last.
 
         Returns the tokens, and the outputs of the passes if tokens are sampled.
         """
