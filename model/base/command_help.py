@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -56,11 +57,36 @@ def _wrong_value(error: typer.BadParameter, words: Sequence[str]) -> str | None:
     return None
 
 
+class _SparedValidator:
+    """Reads the values of a parameter as typer does, but makes a validator of pydantic only for a value that is to be converted.
+
+    typer makes one for each parameter, also for those left out, and to import pydantic takes a tenth of a second.
+    """
+
+    def __init__(self, with_validator: Callable[[], Any]) -> None:
+        self._with_validator = with_validator
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return an absent value, a default, or words where words are wanted, as they are; convert any other."""
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if type(value) is param.type_descriptor.annotation:
+            return value
+        return self._with_validator().coerce(value, param=param, ctx=ctx)
+
+
+def _spare_validators(parameters: Iterable[Any]) -> None:
+    for parameter in parameters:
+        if hasattr(parameter, "get_runtime_param"):  # earlier versions of typer have no such validators
+            parameter.get_runtime_param = functools.partial(_SparedValidator, parameter.get_runtime_param)
+
+
 class DocumentedGroup(TyperGroup):
     """A program with commands; what it cannot read of a command line is refused in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command."""
+        _spare_validators(self.get_params(ctx))
         with refused_in_a_line(ctx, args):
             return super().parse_args(ctx, args)
 
@@ -78,6 +104,7 @@ class DocumentedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options and arguments."""
+        _spare_validators(self.get_params(ctx))
         with refused_in_a_line(ctx, [*args]):
             return super().parse_args(ctx, args)
 
