@@ -33,6 +33,9 @@ LINES: tuple[tuple[float, tuple[float, ...]], ...] = (
 )  # fmt: skip
 INK, GREY, PALE = "#000000", "#595959", "#c8c8c8"
 
+DENSITY = 150
+"""Dots per inch of a PNG file."""
+
 VIEWS = ("formula", "paths", "events")
 NAMES = {"formula": "formula", "paths": "simulated: paths", "events": "simulated: events"}
 
@@ -93,9 +96,16 @@ def panels_in_row(count: int, height: float, bottom: float, top: float, gap: flo
 
 
 def page(figure: Figure) -> Bbox:
-    """Return the page that a figure needs [inches]: its size, extended where labels reach beyond it."""
-    extent = figure.get_tightbbox()
-    return Bbox.union([Bbox.from_bounds(0, 0, *figure.get_size_inches()), extent])
+    """Return the page that a figure needs [inches]: its size, extended where labels reach beyond it.
+
+    It is measured at the density of the PNG file, which then finds the same texts measured.
+    """
+    density = figure.dpi
+    figure.set_dpi(DENSITY)
+    try:
+        return Bbox.union([Bbox.from_bounds(0, 0, *figure.get_size_inches()), figure.get_tightbbox()])
+    finally:
+        figure.set_dpi(density)
 
 
 def with_subject_line(figure: Figure, about: str) -> Figure:

@@ -135,7 +135,7 @@ def version_option(
     """Options of a program before its command."""
 
 
-_GARBAGE = 100_000
+_GARBAGE = 500_000
 """New objects after which a program searches for cyclic garbage: 700 by default, most of them while modules are imported."""
 
 
