@@ -72,7 +72,7 @@ class _Pixels(io.BytesIO):
 
         from figures.common.style import DENSITY
 
-        buffer, image = io.BytesIO(), Image.frombuffer("RGBA", (self.width, self.height), self.getbuffer())
+        buffer, image = io.BytesIO(), Image.frombuffer("RGBA", (self.width, self.height), self.getvalue())
         # Level 3 takes three quarters of the time of the default, 6, and the files are about as small.
         image.convert("RGB").save(buffer, "png", dpi=(DENSITY, DENSITY), compress_level=3)
         return buffer.getvalue()

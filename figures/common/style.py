@@ -65,7 +65,7 @@ class SeriesStyle(NamedTuple):
     line: tuple[float, tuple[float, ...]]
 
 
-_DEFAULTS = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if name != "backend"}
+_DEFAULTS: dict[Any, Any] = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if name != "backend"}
 
 
 @contextmanager

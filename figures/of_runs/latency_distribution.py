@@ -116,9 +116,11 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
 def _bars(middles: Floats, heights: Floats, width: float) -> PolyCollection:
     """Bars on the axis: as one artist they are drawn in a tenth of the time of one for each bar."""
     left, ground = middles - width / 2, np.zeros_like(heights)
-    corners = [(left, ground), (left + width, ground), (left + width, heights), (left, heights)]
-    corners = np.stack(corners).transpose(2, 0, 1)
-    return PolyCollection(corners, facecolors=COLOURS[5], edgecolors=INK, linewidths=0.4, joinstyle="miter", label=NAMES["paths"])
+    corners = np.stack([(left, ground), (left + width, ground), (left + width, heights), (left, heights)])
+    return PolyCollection(
+        [*corners.transpose(2, 0, 1)], facecolors=COLOURS[5], edgecolors=INK, linewidths=0.4, joinstyle="miter",
+        label=NAMES["paths"],
+    )  # fmt: skip
 
 
 def _ranges(rows: pl.DataFrame) -> bool:

@@ -159,7 +159,7 @@ def _draw(axes: Axes, series: _MethodCurve, x: str) -> None:
         across, up = ([of[f"{metric}{kind}_{end}"] for end in ("low", "high")] for metric in (x, _Y))
         for metric, ends in ((x, [(end, of[_Y]) for end in across]), (_Y, [(of[x], end) for end in up])):
             lines = np.array(ends).transpose(2, 0, 1)
-            known = lines[np.isfinite(lines).all(axis=(1, 2))]
+            known = [*lines[np.isfinite(lines).all(axis=(1, 2))]]
             axes.add_collection(LineCollection(known, colors=shade, linewidths=width, zorder=1.5, label=f"{metric}{kind}"))
     alone = series.rows["view"].n_unique() == 1  # no other view's mark to nest in
     for view, (size, face, edge) in points(colour).items():
