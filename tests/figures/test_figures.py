@@ -9,7 +9,6 @@ import matplotlib
 import numpy as np
 import polars as pl
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
@@ -18,7 +17,7 @@ from figures.of_runs import latency_distribution, timeline, tradeoff
 from model.base.checks import ParameterError
 from model.methods.ppd import theory as ppd
 from tests.figures.test_figures_tradeoff import coordinates, lines, paper
-from tests.support.figure_checks import shown
+from tests.support.figure_checks import boxes, shown
 
 # --- Timeline -----------------------------------------------------------------------------------------------------------
 
@@ -100,18 +99,11 @@ def histogram(points: int = 1) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["point", "view", "latency_layers", "probability"], orient="row")
 
 
-def bars_of_paths(axes: Axes) -> list[tuple[float, ...]]:
-    """Left, bottom, width and height of the bars of a distribution, which are one artist."""
-    boxes = [path.get_extents().bounds for each in axes.collections for path in each.get_paths()]
-    assert all(len(each.get_paths()) and each.get_label() == "simulated: paths" for each in axes.collections)
-    return boxes
-
-
 def test_probabilities_are_drawn_at_their_latencies() -> None:
     axes = latency_distribution.draw(histogram()).axes[0]
     expected = {(value, share) for _, _, value, share in histogram().rows()}
     assert coordinates([lines(axes)["formula"]]) == coordinates([lines(axes)["simulated: events"]]) == expected
-    heights = [(left + width / 2, height) for left, _, width, height in bars_of_paths(axes)]
+    heights = [(left + width / 2, height) for left, _, width, height in boxes(axes)]
     assert np.array(heights) == pytest.approx(np.array(sorted(expected)))
 
 
@@ -139,7 +131,7 @@ def test_a_distribution_by_hand() -> None:
     assert panel.line("simulated: events") == [(12, 1)]
     # Bars are .8 of the smallest gap between two latencies; probabilities of at most 1e-4 of the greatest do not stretch the axis.
     axes = figure.axes[0]
-    assert np.array(bars_of_paths(axes)) == pytest.approx(np.array([(10 - 0.8, 0, 1.6, 0.25), (14 - 0.8, 0, 1.6, 0.75)]))
+    assert np.array(boxes(axes)) == pytest.approx(np.array([(10 - 0.8, 0, 1.6, 0.25), (14 - 0.8, 0, 1.6, 0.75)]))
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((10 - 3, 14 + 3, 0, 1.08))
     seen = latency_distribution.draw(spread({"formula": {10.0: 1.0, 12.0: 1e-4, 14.0: 1.01e-4}})).axes[0]
     assert seen.get_xlim() == pytest.approx((7, 17))
@@ -148,7 +140,7 @@ def test_a_distribution_by_hand() -> None:
     )
     # A single latency has a bar of .8; where all probabilities are 0 the axis ends at 1.
     lone = latency_distribution.draw(spread({"paths": {10.0: 1.0}}))
-    assert np.array(bars_of_paths(lone.axes[0])) == pytest.approx(np.array([(9.6, 0, 0.8, 1)]))
+    assert np.array(boxes(lone.axes[0])) == pytest.approx(np.array([(9.6, 0, 0.8, 1)]))
     assert lone.axes[0].get_xlim() == pytest.approx((8.5, 11.5))
     assert shown(lone).legends == [("", ["simulated: paths"])]
     assert latency_distribution.draw(spread({"paths": {10.0: 0.0}})).axes[0].get_ylim() == (0, 1)
@@ -161,7 +153,7 @@ def test_a_distribution_by_hand() -> None:
     # 80 latencies have a bar each, 81 are drawn in ranges, except for a formula's.
     for count, bars in ((80, 80), (81, 80)):
         many = spread({"paths": {float(at): 1 / count for at in range(count)}})
-        assert len(bars_of_paths(latency_distribution.draw(many).axes[0])) == bars
+        assert len(boxes(latency_distribution.draw(many).axes[0])) == bars
 
 
 def test_panels_of_distributions_by_hand() -> None:
