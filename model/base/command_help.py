@@ -70,8 +70,11 @@ class _SparedValidator:
         """Return an absent value, a default, or words where words are wanted, as they are; convert any other."""
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        if type(value) is param.type_descriptor.annotation:
+        wanted = param.type_descriptor.annotation
+        if type(value) is wanted:
             return value
+        if wanted == list[str] and isinstance(value, list | tuple):
+            return [str(word) for word in value]
         return self._with_validator().coerce(value, param=param, ctx=ctx)
 
 
