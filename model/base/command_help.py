@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
 import gc
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
@@ -149,4 +151,14 @@ def run_program(app: typer.Typer) -> None:
     """
     gc.set_threshold(_GARBAGE)
     atexit.register(gc.freeze)
-    app()
+    _with_only(app, sys.argv[1] if len(sys.argv) > 1 else "")()
+
+
+def _with_only(app: typer.Typer, word: str) -> typer.Typer:
+    """Return the program with the command of this name alone, if it has one: typer reads the types of all options of all commands."""
+    named = [each for each in app.registered_commands if word == (each.name or getattr(each.callback, "__name__", None))]
+    if not named:
+        return app
+    chosen = copy.copy(app)
+    chosen.registered_commands = named
+    return chosen
