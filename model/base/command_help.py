@@ -151,11 +151,11 @@ def run_program(app: typer.Typer) -> None:
     """
     gc.set_threshold(_GARBAGE)
     atexit.register(gc.freeze)
-    _with_only(app, sys.argv[1] if len(sys.argv) > 1 else "")()
+    with_only(app, sys.argv[1] if len(sys.argv) > 1 else "")()
 
 
-def _with_only(app: typer.Typer, word: str) -> typer.Typer:
-    """Return the program with the command of this name alone, if it has one: typer reads the types of all options of all commands."""
+def with_only(app: typer.Typer, word: str) -> typer.Typer:
+    """Return the program with the command of this name alone, if it has one: typer reads the types of the options of all."""
     named = [each for each in app.registered_commands if word == (each.name or getattr(each.callback, "__name__", None))]
     if not named:
         return app

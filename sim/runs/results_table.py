@@ -190,7 +190,7 @@ def _latency(case: Case, value: float) -> dict[str, float | None]:
 
 def _distribution(point: int, view: str, case: Case, part: pl.DataFrame) -> list[dict[str, Any]]:
     counts: Counter[float] = Counter()
-    for values, each in part.select("values", "counts").iter_rows():
+    for values, each in zip(part["values"].to_list(), part["counts"].to_list(), strict=True):
         counts.update(dict(zip(values, each, strict=True)))
     total = counts.total()
     return [

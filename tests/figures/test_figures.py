@@ -1,5 +1,6 @@
-"""Figures in general: tests inspect matplotlib artists (positions, labels, cues besides colour) and compare no pixels."""
+"""Figures in general: tests inspect matplotlib artists (positions, labels, cues besides colour) and compare no pixels, but those of a file."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ import polars as pl
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from PIL import Image
 
 from figures import save
+from figures.common import style
 from figures.of_runs import latency_distribution, timeline, tradeoff
 from model.base.checks import ParameterError
 from model.methods.ppd import theory as ppd
@@ -239,6 +242,28 @@ def test_save_refuses_unknown_formats_and_makes_folders(tmp_path: Path) -> None:
     (path,) = save(figure, tmp_path / "missing" / "a", ("svg",))
     with pytest.raises(ParameterError, match="cannot write"):
         save(figure, path / "a")
+
+
+@pytest.mark.parametrize("beyond", [0.0, 1.3])
+def test_a_png_file_has_the_pixels_that_matplotlib_writes(tmp_path: Path, beyond: float) -> None:
+    """The pixels are compressed here, beside the drawing of the SVG file; a page that grows, and one that does not."""
+    figure = latency_distribution.draw(histogram())
+    figure.text(0.5 + beyond, 0.5, "far", color="#ff0000")
+    before = figure.dpi, *figure.get_size_inches()
+    png, svg = save(figure, tmp_path / "a")
+    assert (figure.dpi, *figure.get_size_inches()) == before
+    own = io.BytesIO()
+    with style.styled():
+        page = style.page(figure)
+        figure.savefig(own, format="png", dpi=style.DENSITY, bbox_inches=page)
+    ours, theirs = (np.asarray(Image.open(each).convert("RGB")) for each in (png, own))
+    assert ours.shape == (int(page.height * 150), int(page.width * 150), 3)
+    assert (page.width > before[1]) == (beyond > 0)
+    assert (ours == theirs).all()
+    with Image.open(png) as image:
+        assert image.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+    (alone,) = save(figure, tmp_path / "b", ("svg",))
+    assert alone.read_bytes() == svg.read_bytes()
 
 
 def test_figures_do_not_import_unneeded_libraries() -> None:
