@@ -1,4 +1,4 @@
-"""Figures in general: tests inspect matplotlib artists (positions, labels, cues besides colour) and compare no pixels, but those of a file."""
+"""Figures in general: tests inspect matplotlib artists (positions, labels, cues besides colour) and no pixels, but of files."""
 
 import io
 import subprocess
