@@ -52,7 +52,7 @@ _RULES: dict[Any, Any] = {
     "legend.fontsize": 9.0,
     "legend.title_fontsize": 9.0,
     "hatch.linewidth": 0.6,
-    # Letters are not fitted to the pixels of a PNG file: they are as wide as in the SVG file, and texts take half the time.
+    # Letters are not fitted to the pixels of a PNG file: they are as wide as in the SVG file, and drawn in half the time.
     "text.hinting": "none",
     "svg.hashsalt": "decodesim",
     "svg.fonttype": "path",
@@ -100,7 +100,7 @@ def panels_in_row(count: int, height: float, bottom: float, top: float, gap: flo
 def page(figure: Figure) -> Bbox:
     """Return the page that a figure needs [inches]: its size, extended where labels reach beyond it.
 
-    It is measured at the density of the PNG file, which then finds the same texts measured.
+    It is measured at the density of the PNG file, which then finds the same words measured.
     """
     density = figure.dpi
     figure.set_dpi(DENSITY)

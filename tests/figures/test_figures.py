@@ -246,7 +246,7 @@ def test_save_refuses_unknown_formats_and_makes_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("beyond", [0.0, 1.3])
 def test_a_png_file_has_the_pixels_that_matplotlib_writes(tmp_path: Path, beyond: float) -> None:
-    """The pixels are compressed here, beside the drawing of the SVG file; a page that grows, and one that does not."""
+    """The pixels are compressed here, during the drawing of the SVG file; a page that grows, and one that does not."""
     figure = latency_distribution.draw(histogram())
     figure.text(0.5 + beyond, 0.5, "far", color="#ff0000")
     before = figure.dpi, *figure.get_size_inches()
