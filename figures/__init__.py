@@ -6,7 +6,8 @@ Nothing here simulates or keeps state: a figure is a function of its rows, and t
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,13 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
     for name in formats:
         checks.one_of("figure format", name, FORMATS)
     paths, bounds = [], _page_of(figure)
-    for name in formats:
+    with ThreadPoolExecutor(max_workers=1) as other:
+        # The pixels of the PNG file are compressed, a sixth of its time, while the SVG file is drawn.
+        contents = [other.submit(_drawn(figure, name, bounds)) for name in formats]
+    for name, content in zip(formats, contents, strict=True):
         target = Path(f"{path}.{name}")
         try:
-            paths.append(whole_files.write_bytes(target, _rendered(figure, name, bounds)))
+            paths.append(whole_files.write_bytes(target, content.result()))
         except OSError as error:
             raise checks.ParameterError(f"cannot write {target}: {error.strerror}") from None
     return paths
@@ -43,7 +47,7 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
 
 def svg(figure: Figure) -> str:
     """SVG text of a figure, as `save` writes it: with its caption and text alternative."""
-    return _rendered(figure, "svg", _page_of(figure)).decode("utf-8")
+    return _drawn(figure, "svg", _page_of(figure))().decode("utf-8")
 
 
 def _page_of(figure: Figure) -> Bbox:
@@ -54,21 +58,41 @@ def _page_of(figure: Figure) -> Bbox:
         return page(figure)
 
 
-def _rendered(figure: Figure, name: str, bounds: Bbox) -> bytes:
-    """Content of a figure's file in one of `FORMATS`."""
-    from figures.common import caption
-    from figures.common.style import styled
+class _Pixels(io.BytesIO):
+    """A file to which matplotlib writes the pixels of a figure, an array of shape (height, width, 4)."""
 
-    # Level 3 takes three quarters of the time of the default, 6, and the files are about as small.
-    options: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
-    if name == "svg":
-        found = caption.of_figure(figure)
-        said = {"Title": found.title, "Description": found.description}
-        options = {"metadata": {"Date": None, "Creator": None} | {key: words for key, words in said.items() if words}}
-    buffer = io.BytesIO()
+    def write(self, pixels: Any) -> int:
+        """Keep the size and a copy: matplotlib draws the next figure into the same memory."""
+        self.height, self.width, _ = pixels.shape
+        return super().write(pixels)
+
+    def png(self) -> bytes:
+        """Content of a PNG file, without the opacity, which is the same everywhere."""
+        from PIL import Image
+
+        from figures.common.style import DENSITY
+
+        buffer, image = io.BytesIO(), Image.frombuffer("RGBA", (self.width, self.height), self.getvalue())
+        # Level 3 takes three quarters of the time of the default, 6, and the files are about as small.
+        image.convert("RGB").save(buffer, "png", dpi=(DENSITY, DENSITY), compress_level=3)
+        return buffer.getvalue()
+
+
+def _drawn(figure: Figure, name: str, bounds: Bbox) -> Callable[[], bytes]:
+    """Draw a figure in one of `FORMATS`; the function that is returned makes the content of the file of it."""
+    from figures.common import caption
+    from figures.common.style import DENSITY, styled
+
+    found = caption.of_figure(figure)
+    said = {"Title": found.title, "Description": found.description}
+    about = {"Date": None, "Creator": None} | {key: words for key, words in said.items() if words}
+    pixels, text = _Pixels(), io.StringIO()
     with styled():
-        figure.savefig(buffer, format=name, dpi=150, bbox_inches=bounds, **options)
-    return buffer.getvalue()
+        if name == "png":
+            figure.savefig(pixels, format="rgba", dpi=DENSITY, bbox_inches=bounds)
+            return pixels.png
+        figure.savefig(text, format=name, dpi=DENSITY, bbox_inches=bounds, metadata=about)
+    return text.getvalue().encode
 
 
 ROUNDING = 1e-9

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.transforms import BboxBase
 from numpy.typing import NDArray
 
 from figures.common.style import GREY
@@ -30,35 +31,51 @@ def label_points(axes: Axes, labels: Sequence[tuple[float, float, str]], lines: 
     """
     if not labels:
         return 0
-    renderer = cast(Any, axes.figure.canvas).get_renderer()
     points = [np.array([(x, y)]) for x, y, _ in labels]
     obstacles = np.vstack([_pixels(axes, line) for line in [*lines, *points]])
     frame = axes.get_window_extent()
+    extents = _extents(axes, {text for *_, text in labels}, size)
     taken: list[tuple[float, float, float, float]] = []
     left_out = 0
     for x, y, text in labels:
         at = axes.transData.transform((x, y))
-        artist = axes.annotate(text, (x, y), (0, 0), textcoords="offset pixels", va="center", fontsize=size, annotation_clip=False)
-        extent = artist.get_window_extent(renderer)
+        width, height = extents[text]
         for dx, dy, edge in _PLACES:
-            low = at[0] + dx - (0 if edge == "left" else extent.width)
-            box = (low - 2, at[1] + dy - extent.height / 2, low + extent.width + 2, at[1] + dy + extent.height / 2)
+            low = at[0] + dx - (0 if edge == "left" else width)
+            box = (low - 2, at[1] + dy - height / 2, low + width + 2, at[1] + dy + height / 2)
             inside = box[0] >= frame.x0 and box[2] <= frame.x1 and box[1] >= frame.y0 and box[3] <= frame.y1
             if inside and not _covers(box, obstacles) and not any(_meet(box, other) for other in taken):
                 break
         else:
-            artist.remove()
             left_out += 1
             continue
-        artist.remove()
         leader = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
         scale = 72 / axes.figure.dpi  # to points, for a file may be saved at any density
         axes.annotate(
             text, (x, y), (dx * scale, dy * scale), textcoords="offset points", ha=edge, va="center", fontsize=size,
-            arrowprops=leader if np.hypot(dx, dy) > _LEADER else None,
+            arrowprops=leader if np.hypot(dx, dy) > _LEADER else None, annotation_clip=_clip(frame, at),
         )  # fmt: skip
         taken.append(box)
     return left_out
+
+
+def _clip(frame: BboxBase, at: Floats) -> bool | None:
+    """Return whether a label is left out where its point is beyond the axes: None, but False for a point that is in them.
+
+    With None, matplotlib looks whether it is in each time that it measures or draws the label.
+    """
+    return False if frame.contains(*at) else None
+
+
+def _extents(axes: Axes, texts: Collection[str], size: float) -> dict[str, tuple[float, float]]:
+    """Width and height of each text [pixels]."""
+    found = {}
+    measure = axes.text(0, 0, "", fontsize=size)
+    for text in texts:
+        measure.set_text(text)
+        found[text] = measure.get_window_extent().size
+    measure.remove()
+    return found
 
 
 def drawn_lines(axes: Axes) -> list[Floats]:
@@ -73,12 +90,17 @@ def drawn_lines(axes: Axes) -> list[Floats]:
 def label_curve_ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
     """Label the ends of each curve `p = 0` and `p = 1`, except where labels crowd; return their extents, like `drawn_lines`."""
     marks: list[Floats] = []
+    frame = axes.get_window_extent()
     for xs, ys in curves:
         for index, rate, above in ((0, 0, 7), (-1, 1, -11)):
             end = (xs[index], ys[index])
-            middle = np.add(axes.transData.transform(end), (0, 1.4 * above))
+            at = axes.transData.transform(end)
+            middle = np.add(at, (0, 1.4 * above))
             if all(abs(middle[0] - x) > 36 or abs(middle[1] - y) > 14 for x, y in marks):
-                axes.annotate(f"p = {rate}", end, (0, above), textcoords="offset points", ha="center", fontsize=8, color=GREY)
+                axes.annotate(
+                    f"p = {rate}", end, (0, above), textcoords="offset points", ha="center", fontsize=8, color=GREY,
+                    annotation_clip=_clip(frame, at),
+                )  # fmt: skip
                 marks.append(middle)
     half = np.array([(-13, 0), (13, 0)])
     return [axes.transData.inverted().transform(mark + half) for mark in marks]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
@@ -151,12 +152,15 @@ def _draw(axes: Axes, series: _MethodCurve, x: str) -> None:
     colour, marker, line = series.style
     if series.curve is not None:
         axes.plot(*series.curve, color=colour, linestyle=line, linewidth=1.4, label=f"curve {series.name}", zorder=2)
+    names = [x, _Y, *(f"{metric}{kind}_{end}" for metric in (x, _Y) for kind in ("", "_input") for end in ("low", "high"))]
+    values = series.rows.select(pl.col(names).cast(pl.Float64)).to_numpy()  # a missing bound becomes NaN
+    of = dict(zip(names, values.T, strict=True))
     for kind, shade, width in (("", colour, 1.2), ("_input", PALE, 4.5)):
-        (left, right), (low, high) = ((f"{metric}{kind}_low", f"{metric}{kind}_high") for metric in (x, _Y))
-        whole = series.rows.drop_nulls([left, right])
-        axes.hlines(whole[_Y], whole[left], whole[right], colors=shade, linewidth=width, zorder=1.5, label=f"{x}{kind}")
-        whole = series.rows.drop_nulls([low, high])
-        axes.vlines(whole[x], whole[low], whole[high], colors=shade, linewidth=width, zorder=1.5, label=f"{_Y}{kind}")
+        across, up = ([of[f"{metric}{kind}_{end}"] for end in ("low", "high")] for metric in (x, _Y))
+        for metric, ends in ((x, [(end, of[_Y]) for end in across]), (_Y, [(of[x], end) for end in up])):
+            lines = np.array(ends).transpose(2, 0, 1)
+            known = [*lines[np.isfinite(lines).all(axis=(1, 2))]]
+            axes.add_collection(LineCollection(known, colors=shade, linewidths=width, zorder=1.5, label=f"{metric}{kind}"))
     alone = series.rows["view"].n_unique() == 1  # no other view's mark to nest in
     for view, (size, face, edge) in points(colour).items():
         part = series.rows.filter(pl.col("view") == view)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
+import functools
 import gc
 import inspect
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -56,11 +59,39 @@ def _wrong_value(error: typer.BadParameter, words: Sequence[str]) -> str | None:
     return None
 
 
+class _SparedValidator:
+    """Reads the values of a parameter as typer does, but makes a validator of pydantic only for a value that is to be converted.
+
+    typer makes one for each parameter, also for those left out, and to import pydantic takes a tenth of a second.
+    """
+
+    def __init__(self, with_validator: Callable[[], Any]) -> None:
+        self._with_validator = with_validator
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return an absent value, a default, or words where words are wanted, as they are; convert any other."""
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        wanted = param.type_descriptor.annotation
+        if type(value) is wanted:
+            return value
+        if wanted == list[str] and isinstance(value, list | tuple):
+            return [str(word) for word in value]
+        return self._with_validator().coerce(value, param=param, ctx=ctx)
+
+
+def _spare_validators(parameters: Iterable[Any]) -> None:
+    for parameter in parameters:
+        if hasattr(parameter, "get_runtime_param"):  # earlier versions of typer have no such validators
+            parameter.get_runtime_param = functools.partial(_SparedValidator, parameter.get_runtime_param)
+
+
 class DocumentedGroup(TyperGroup):
     """A program with commands; what it cannot read of a command line is refused in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command."""
+        _spare_validators(self.get_params(ctx))
         with refused_in_a_line(ctx, args):
             return super().parse_args(ctx, args)
 
@@ -78,6 +109,7 @@ class DocumentedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options and arguments."""
+        _spare_validators(self.get_params(ctx))
         with refused_in_a_line(ctx, [*args]):
             return super().parse_args(ctx, args)
 
@@ -108,7 +140,7 @@ def version_option(
     """Options of a program before its command."""
 
 
-_GARBAGE = 100_000
+_GARBAGE = 500_000
 """New objects after which a program searches for cyclic garbage: 700 by default, most of them while modules are imported."""
 
 
@@ -119,4 +151,14 @@ def run_program(app: typer.Typer) -> None:
     """
     gc.set_threshold(_GARBAGE)
     atexit.register(gc.freeze)
-    app()
+    with_only(app, sys.argv[1] if len(sys.argv) > 1 else "")()
+
+
+def with_only(app: typer.Typer, word: str) -> typer.Typer:
+    """Return the program with the command of this name alone, if it has one: typer reads the types of the options of all."""
+    named = [each for each in app.registered_commands if word == (each.name or getattr(each.callback, "__name__", None))]
+    if not named:
+        return app
+    chosen = copy.copy(app)
+    chosen.registered_commands = named
+    return chosen

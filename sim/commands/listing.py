@@ -24,13 +24,13 @@ from model.hardware.profile import Profile
 from model.methods import method_parameters, registry
 from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import kind_of
-from sim.scenarios import cases, hardware_cost, outcomes_section, scenario_file
+from sim.scenarios import cases, cost_kinds, hardware_cost, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.outcomes_section import LAWS
 from sim.serving import load_scenario, served_files
 
 LISTS = ("costs", "devices", "laws", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
-COST_KINDS = ("unit", "published", *hardware_cost.KINDS)
+COST_KINDS = (*cost_kinds.IN_LAYER_TIMES, *cost_kinds.ON_HARDWARE)
 """Kinds of [cost]."""
 
 
@@ -135,7 +135,7 @@ def _of_cost(name: str) -> dict[str, str]:
 
 def _of_cost_kind(kind: str) -> str:
     """Table [cost] of a kind: its keys with what they are."""
-    on_hardware = kind in hardware_cost.KINDS
+    on_hardware = kind in cost_kinds.ON_HARDWARE
     about = documented(LayerTimeCosts) | documented(HardwareCost if on_hardware else cases.Cost)
     keys = hardware_cost.keys_of(kind) if on_hardware else _given(cases.Cost)
     return f'[cost]\nkind = "{kind}"\n\n' + _rows({key: about[key] for key in keys if key != "kind"})

@@ -31,10 +31,17 @@ def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            found[name] = _version(name)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _version(library: str) -> str:
+    """Version of an installed library, by the line that says it: `metadata.version` parses the whole page of the library."""
+    installed = metadata.distribution(library)
+    lines = (installed.read_text("METADATA") or "").splitlines()
+    return next((line.removeprefix("Version: ") for line in lines if line.startswith("Version: ")), None) or installed.version
 
 
 def of_results() -> dict[str, str]:

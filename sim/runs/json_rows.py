@@ -67,10 +67,8 @@ def document(content: Mapping[str, Any | pl.DataFrame]) -> str:
 def _values(column: pl.Series, level: int) -> list[str]:
     """JSON text of each value of a column."""
     values = column.to_list()
-    if column.dtype == pl.Float64 and not column.null_count() and column.is_finite().all():
-        return list(map(float.__repr__, values))
-    if column.dtype.is_integer() and not column.null_count():
-        return list(map(int.__repr__, values))
+    if column.dtype.is_integer() or (column.dtype == pl.Float64 and column.is_finite().all()):  # `all` passes over nulls
+        return ["null" if value is None else repr(value) for value in values]
     if column.dtype in (pl.String, pl.Boolean, pl.Null):
         known = {value: strict_json.dumps(value) for value in column.unique()}
         return [known[value] for value in values]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -188,11 +189,13 @@ def _latency(case: Case, value: float) -> dict[str, float | None]:
 
 
 def _distribution(point: int, view: str, case: Case, part: pl.DataFrame) -> list[dict[str, Any]]:
-    each = part.select("values", "counts").explode("values", "counts")
-    counts = each.group_by("values").agg(pl.col("counts").sum()).sort("values")
-    total = counts["counts"].sum()
+    counts: Counter[float] = Counter()
+    for values, each in zip(part["values"].to_list(), part["counts"].to_list(), strict=True):
+        counts.update(dict(zip(values, each, strict=True)))
+    total = counts.total()
     return [
-        {"point": point, "view": view, **_latency(case, value), "probability": count / total} for value, count in counts.iter_rows()
+        {"point": point, "view": view, **_latency(case, value), "probability": count / total}
+        for value, count in sorted(counts.items())
     ]
 
 

@@ -206,11 +206,10 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
     for part in frame.partition_by("point", maintain_order=True):
         rows = {row["view"]: row for row in part.to_dicts()}
         first = next(iter(rows.values()))
-        cells = [escape(plain_text(first[key])) for key in keys]
+        cells = [plain_text(first[key]) for key in keys]
         cells += [estimate_text(rows.get(view), estimate, digits) for estimate in estimates for view in views]
-        table.add_row(
-            *cells, *([plain_text(int(list(rows.values())[-1]["reserved_units"]))] if "mean_busy_units" in estimates else [])
-        )
+        cells += [plain_text(int(list(rows.values())[-1]["reserved_units"]))] if "mean_busy_units" in estimates else []
+        table.add_row(*map(Text, cells))  # no markup, which would be looked for at each measuring and printing
     for column in table.columns:
         # Words may wrap, but a number must not be cut: it would read as a different number.
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]

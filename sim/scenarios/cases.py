@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,12 @@ from model.methods.peak_demand import Demand
 from model.published import ppd_table_3_fit
 from model.published.paper_notes import NOTES
 from sim.engine.cluster import Cluster
-from sim.scenarios import hardware_cost, outcomes_section
-from sim.scenarios.hardware_cost import HardwareCost, PointCosts
+from sim.scenarios import cost_kinds, outcomes_section
 from sim.scenarios.outcomes.outcome_records import Outcome
 from sim.scenarios.scenario_file import OVERRIDABLE, SECTIONS, Tables, cost_of, method_tables
+
+if TYPE_CHECKING:
+    from sim.scenarios.hardware_cost import HardwareCost, PointCosts
 
 VIEWS = ("formula", "paths", "events")
 SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"}
@@ -135,10 +137,10 @@ class Cost(LayerTimeCosts, TableRecord):
     medium_shape: str | None = None
     seconds_per_layer: float | None = None
 
-    REMOVED_KEYS = hardware_cost.REMOVED_KEYS
+    REMOVED_KEYS = cost_kinds.REMOVED_KEYS
 
     def __post_init__(self) -> None:
-        checks.one_of("kind", self.kind, ("unit", "published", *hardware_cost.KINDS))
+        checks.one_of("kind", self.kind, (*cost_kinds.IN_LAYER_TIMES, *cost_kinds.ON_HARDWARE))
         self._check_published()
         for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
@@ -475,10 +477,10 @@ def resolve_but_outcomes(
     own = {section: table.pop(section, None) for section in OVERRIDABLE}
     where = {section: f"method.{section}" if own[section] is not None else section for section in OVERRIDABLE}
     cost_table = cost_of(tables, chosen[index])
-    real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware_cost.KINDS
+    real = isinstance(cost_table, Mapping) and cost_table.get("kind") in cost_kinds.ON_HARDWARE
     _refuse_of_other_kinds(cost_table, where["cost"], real)
     _refuse_unused(tables, chosen, used or used_costs(chosen))
-    cost_record: type[HardwareCost] | type[Cost] = HardwareCost if real else Cost
+    cost_record = _on_hardware() if real else Cost
     table = renamed(kind, table)
     if "layers" not in table and "layers" in kind.names():
         depth = _depth(build(cost_record, cost_table, where["cost"]), "target")
@@ -490,7 +492,9 @@ def resolve_but_outcomes(
     parameters = replace(parameters, **depths) if depths else parameters
     cluster = build(Machine, tables.get("cluster", {}), "cluster").cluster(parameters.units)
     hardware = None
-    if isinstance(cost, HardwareCost):
+    if not isinstance(cost, Cost):
+        from sim.scenarios import hardware_cost
+
         hardware = hardware_cost.point_costs(cost, parameters, settings.tokens, cluster.units, where["cost"], name)
     if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3_fit.LAYERS:
         raise ParameterError(
@@ -505,7 +509,7 @@ def resolve_but_outcomes(
         raise ParameterError(
             f"method.{budget.name} needs costs that know the context, got {budget.positions} with {where['cost']}.kind"
             f" {cost.kind!r}, in which a pass takes the same time at every context; set kind to one of"
-            f" {', '.join(hardware_cost.KINDS)}, or leave it out and set {where['cost']}.cost_ratio to the time of such a pass"
+            f" {', '.join(cost_kinds.ON_HARDWARE)}, or leave it out and set {where['cost']}.cost_ratio to the time of such a pass"
         )
     model = cost.model(parameters.layers)
     for role in parameters.roles:
@@ -569,11 +573,19 @@ def _refuse_narrow(model: UnitCost, widest: int, parameters: MethodParameters, w
     )
 
 
+def _on_hardware() -> type[HardwareCost]:
+    """Record of costs on hardware; a scenario without them does not import its module, nor those of devices and profiles."""
+    from sim.scenarios.hardware_cost import HardwareCost
+
+    return HardwareCost
+
+
 def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:
     """Raise an error for a key that belongs to the other kinds of costs, and name these."""
-    own, other = (HardwareCost, Cost) if real else (Cost, HardwareCost)
-    for key in table if isinstance(table, Mapping) else ():
-        if key in key_names(other) and key not in key_names(own):
+    own = _on_hardware() if real else Cost
+    strange = [key for key in table if key not in key_names(own)] if isinstance(table, Mapping) else []
+    for key in strange:
+        if key in key_names(Cost if real else _on_hardware()):
             instead = f"use {key}_s instead" if f"{key}_s" in key_names(own) else "leave it out"
             of = "costs in layer-times" if real else "kinds profile, roofline and engine"
             given = checks.shown(table.get("kind", "unit"))

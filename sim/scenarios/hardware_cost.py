@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,11 +29,11 @@ from model.hardware.cost_models import DeviceMemory, Hardware, WithEngineOverhea
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
 from model.methods.method_parameters import CONTINUOUS, ContextBudget, MethodParameters
+from sim.scenarios import cost_kinds
 
 if TYPE_CHECKING:
     from model.engines.step_law import StepLaw
 
-KINDS = ("profile", "roofline", "engine")
 ROLES = ("target", "draft", "medium")
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
 """Costs of kind `unit`, given here in seconds."""
@@ -58,11 +57,6 @@ _KEYS = {
 _REQUIRED = {"profile": ("profile",), "roofline": ("device", "shape"), "engine": ("law",)}
 _NAMES = ("profile", "draft_profile", "medium_profile", "law", "device", "shape", "draft_shape", "medium_shape", *_TYPES)
 MAX_SECONDS = 1e6
-REMOVED_KEYS = MappingProxyType({
-    "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
-    " with batch, are method.batching = 'lockstep'"
-})
-"""Removed keys of costs, with their replacements."""
 PEAK_TOLERANCE = 0.1
 """Tolerance by which times of a user's profile may be below the limit of the peaks [-]: clocks vary, peaks are measured roughly."""
 UNIT_MISTAKE_FACTOR = 100.0
@@ -181,10 +175,10 @@ class HardwareCost(TableRecord):
     memory_error: float | None = None
     compute_error: float | None = None
 
-    REMOVED_KEYS = REMOVED_KEYS
+    REMOVED_KEYS = cost_kinds.REMOVED_KEYS
 
     def __post_init__(self) -> None:
-        checks.one_of("kind", self.kind, KINDS)
+        checks.one_of("kind", self.kind, cost_kinds.ON_HARDWARE)
         for name in {name for kind, names in _KEYS.items() if kind != self.kind for name in names} - {*_KEYS[self.kind]}:
             if getattr(self, name):
                 raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")

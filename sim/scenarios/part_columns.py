@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.costs import watched_costs
 from model.costs.many_costs import VariedCosts
-from model.costs.many_seconds import VariedSeconds
-from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
 from model.methods.prediction import by_outcome
 from sim.scenarios.cases import Case, OneDevice
 from sim.scenarios.outcomes.outcome_records import Outcome, VariedOutcomes
+
+if TYPE_CHECKING:
+    from model.costs.many_seconds import VariedSeconds
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -192,6 +193,8 @@ class HardwareGroup(CaseGroup):
         """Costs of the cases; `which` is that of `Case.cost_at`."""
         if which == "passes":
             return self.seconds.passes_only()
+        from model.costs.pass_seconds import PassSeconds
+
         cost = self.first.cost_at(which)
         assert isinstance(cost, PassSeconds)
         return self.seconds.of(cost)

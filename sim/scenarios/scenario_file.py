@@ -25,6 +25,7 @@ from model.base.checks import ParameterError
 from model.base.table_records import key_names, unknown_key_remedy
 from model.hardware import devices
 from model.methods import registry
+from sim.scenarios.cost_kinds import ON_HARDWARE
 
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
 OVERRIDABLE = ("outcomes", "cost")
@@ -272,10 +273,6 @@ _PUBLISHED_COSTS = {
     "fitted_on": "fitted to published times, PPD Table 3: a cost per process and token",
 }
 """Sources of kind 'published', by the key that selects them."""
-
-
-ON_HARDWARE = ("profile", "roofline", "engine")
-"""Kinds of costs defined in `sim.scenarios.hardware_cost`."""
 
 
 _SECONDS = (

@@ -20,7 +20,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.many_costs import VariedCosts
 from model.methods.method_parameters import MethodParameters
-from sim.scenarios import cases, hardware_axes, outcomes_section, scenario_file
+from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcomes.outcome_records import Outcome
@@ -245,13 +245,22 @@ def _number_axes(grid: Grid) -> tuple[dict[int, str], dict[int, tuple[str, str]]
     costs, rates = {}, {}
     for place, axis in enumerate(grid.axes, start=1):
         section, *path = axis.path.split(".")
-        if section == "cost" and len(path) == 1 and path[0] in (*cases.VARIED, *hardware_axes.VARIED) and axis.numeric:
+        if section == "cost" and len(path) == 1 and axis.numeric and _varies(path[0]):
             costs[place] = path[0]
         elif axis.path == TOKENS and axis.numeric:
             costs[place] = axis.path
         elif section == "outcomes" and len(path) <= 2 and (axis.numeric or axis.listed) and path[-1] in outcomes_section.rates():
             rates[place] = ("" if len(path) == 1 else path[0], path[-1])
     return costs, rates
+
+
+def _varies(key: str) -> bool:
+    """Return whether a whole axis of this number of the costs is resolved at once."""
+    if key in cases.VARIED:
+        return True
+    from sim.scenarios import hardware_axes
+
+    return key in hardware_axes.VARIED
 
 
 def _numbers(grid: Grid, axis: int, points: NDArray[np.intp]) -> NDArray[Any] | None:
@@ -324,6 +333,7 @@ def _costs(
             return None
         numbers[name] = values
     if first.hardware is not None:
+        from sim.scenarios import hardware_axes
 
         def make(place: int) -> Case:
             return grid.choice(points[:, 1 + place].tolist())

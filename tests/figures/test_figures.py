@@ -1,5 +1,6 @@
-"""Figures in general: tests inspect matplotlib artists (positions, labels, cues besides colour) and compare no pixels."""
+"""Figures in general: tests inspect matplotlib artists (positions, labels, cues besides colour) and no pixels, but of files."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,15 @@ import polars as pl
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from PIL import Image
 
 from figures import save
+from figures.common import style
 from figures.of_runs import latency_distribution, timeline, tradeoff
 from model.base.checks import ParameterError
 from model.methods.ppd import theory as ppd
 from tests.figures.test_figures_tradeoff import coordinates, lines, paper
-from tests.support.figure_checks import shown
+from tests.support.figure_checks import boxes, shown
 
 # --- Timeline -----------------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ def test_probabilities_are_drawn_at_their_latencies() -> None:
     axes = latency_distribution.draw(histogram()).axes[0]
     expected = {(value, share) for _, _, value, share in histogram().rows()}
     assert coordinates([lines(axes)["formula"]]) == coordinates([lines(axes)["simulated: events"]]) == expected
-    heights = sorted((bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches)  # type: ignore[attr-defined]
+    heights = [(left + width / 2, height) for left, _, width, height in boxes(axes)]
     assert np.array(heights) == pytest.approx(np.array(sorted(expected)))
 
 
@@ -130,8 +133,8 @@ def test_a_distribution_by_hand() -> None:
     assert panel.line("formula") == [(10, 0.5), (12, 0.5), (90, 4e-5)]
     assert panel.line("simulated: events") == [(12, 1)]
     # Bars are .8 of the smallest gap between two latencies; probabilities of at most 1e-4 of the greatest do not stretch the axis.
-    assert np.array(panel.bars[0][1]) == pytest.approx(np.array([(10 - 0.8, 0, 1.6, 0.25), (14 - 0.8, 0, 1.6, 0.75)]))
     axes = figure.axes[0]
+    assert np.array(boxes(axes)) == pytest.approx(np.array([(10 - 0.8, 0, 1.6, 0.25), (14 - 0.8, 0, 1.6, 0.75)]))
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((10 - 3, 14 + 3, 0, 1.08))
     seen = latency_distribution.draw(spread({"formula": {10.0: 1.0, 12.0: 1e-4, 14.0: 1.01e-4}})).axes[0]
     assert seen.get_xlim() == pytest.approx((7, 17))
@@ -140,7 +143,7 @@ def test_a_distribution_by_hand() -> None:
     )
     # A single latency has a bar of .8; where all probabilities are 0 the axis ends at 1.
     lone = latency_distribution.draw(spread({"paths": {10.0: 1.0}}))
-    assert np.array(shown(lone).panels[0].bars[0][1]) == pytest.approx(np.array([(9.6, 0, 0.8, 1)]))
+    assert np.array(boxes(lone.axes[0])) == pytest.approx(np.array([(9.6, 0, 0.8, 1)]))
     assert lone.axes[0].get_xlim() == pytest.approx((8.5, 11.5))
     assert shown(lone).legends == [("", ["simulated: paths"])]
     assert latency_distribution.draw(spread({"paths": {10.0: 0.0}})).axes[0].get_ylim() == (0, 1)
@@ -153,7 +156,7 @@ def test_a_distribution_by_hand() -> None:
     # 80 latencies have a bar each, 81 are drawn in ranges, except for a formula's.
     for count, bars in ((80, 80), (81, 80)):
         many = spread({"paths": {float(at): 1 / count for at in range(count)}})
-        assert len(latency_distribution.draw(many).axes[0].patches) == bars
+        assert len(boxes(latency_distribution.draw(many).axes[0])) == bars
 
 
 def test_panels_of_distributions_by_hand() -> None:
@@ -239,6 +242,28 @@ def test_save_refuses_unknown_formats_and_makes_folders(tmp_path: Path) -> None:
     (path,) = save(figure, tmp_path / "missing" / "a", ("svg",))
     with pytest.raises(ParameterError, match="cannot write"):
         save(figure, path / "a")
+
+
+@pytest.mark.parametrize("beyond", [0.0, 1.3])
+def test_a_png_file_has_the_pixels_that_matplotlib_writes(tmp_path: Path, beyond: float) -> None:
+    """The pixels are compressed here, during the drawing of the SVG file; a page that grows, and one that does not."""
+    figure = latency_distribution.draw(histogram())
+    figure.text(0.5 + beyond, 0.5, "far", color="#ff0000")
+    before = figure.dpi, *figure.get_size_inches()
+    png, svg = save(figure, tmp_path / "a")
+    assert (figure.dpi, *figure.get_size_inches()) == before
+    own = io.BytesIO()
+    with style.styled():
+        page = style.page(figure)
+        figure.savefig(own, format="png", dpi=style.DENSITY, bbox_inches=page)
+    ours, theirs = (np.asarray(Image.open(each).convert("RGB")) for each in (png, own))
+    assert ours.shape == (int(page.height * 150), int(page.width * 150), 3)
+    assert (page.width > before[1]) == (beyond > 0)
+    assert (ours == theirs).all()
+    with Image.open(png) as image:
+        assert image.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+    (alone,) = save(figure, tmp_path / "b", ("svg",))
+    assert alone.read_bytes() == svg.read_bytes()
 
 
 def test_figures_do_not_import_unneeded_libraries() -> None:

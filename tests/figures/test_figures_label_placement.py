@@ -73,6 +73,15 @@ def test_a_lone_label_is_at_the_right_and_tied_only_if_far(dpi: float) -> None:
     assert text.arrow_patch is not None  # type: ignore[attr-defined]
 
 
+def test_a_label_is_seen_if_its_point_is_in_the_axes() -> None:
+    axes = axes_of()
+    axes.set_xlim(0.2, 1)
+    label_placement.label_points(axes, [(0.5, 0.5, "in"), (0.19, 0.5, "beyond")], [])
+    label_placement.label_curve_ends(axes, [(np.array([0.1, 0.9]), np.array([0.2, 0.8]))])
+    seen = {text.get_text(): text._check_xy(None) for text in axes.texts}  # type: ignore[attr-defined]
+    assert seen == {"in": True, "beyond": False, "p = 0": False, "p = 1": True}
+
+
 def test_labels_without_room_are_counted() -> None:
     axes = axes_of()
     grid = [np.array([(0, y), (1, y)]) for y in np.linspace(0, 1, 60)]

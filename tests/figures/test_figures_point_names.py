@@ -176,6 +176,7 @@ def test_figures_use_these_settings_only() -> None:
         "font.size": 10, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
         "axes.axisbelow": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 9,
         "legend.title_fontsize": 9, "hatch.linewidth": 0.6, "svg.hashsalt": "decodesim", "svg.fonttype": "path",
+        "text.hinting": "none",
     }  # fmt: skip
     backend = {"backend", "backend_fallback"}
     assert {name: found[name] for name in wanted} == wanted

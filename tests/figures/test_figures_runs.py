@@ -37,7 +37,7 @@ from sim.runs.sweep import resolve
 from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import coordinates, lines
 from tests.support.album import Album
-from tests.support.figure_checks import formula
+from tests.support.figure_checks import boxes, formula
 from tests.support.threshold_points import points
 
 
@@ -152,7 +152,7 @@ def test_many_latencies_are_drawn_in_ranges_without_loss() -> None:
     values = np.sort(rng.normal(100.0, 10.0, 1000))
     spread = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": values, "probability": 1e-3})
     axes = latency_distribution.draw(spread).axes[0]
-    bars = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches]  # type: ignore[attr-defined]
+    bars = [(left + width / 2, height) for left, _, width, height in boxes(axes)]
     assert len(bars) <= latency_distribution.MOST_BARS
     edges = np.linspace(values[0], values[-1], latency_distribution.MOST_BARS + 1)
     counts, _ = np.histogram(values, edges)
@@ -161,13 +161,13 @@ def test_many_latencies_are_drawn_in_ranges_without_loss() -> None:
     assert np.array(sorted(bars)) == pytest.approx(np.array(expected))
     # The last latency is in the last range, not after it.
     whole = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": np.arange(2.0 * latency_distribution.MOST_BARS + 1)})
-    even = latency_distribution.draw(whole.with_columns(probability=pl.lit(1.0) / whole.height)).axes[0].patches
-    heights = [bar.get_height() * whole.height for bar in even]  # type: ignore[attr-defined]
+    even = latency_distribution.draw(whole.with_columns(probability=pl.lit(1.0) / whole.height)).axes[0]
+    heights = [height * whole.height for *_, height in boxes(even)]
     assert heights == pytest.approx([2.0] * (latency_distribution.MOST_BARS - 1) + [3.0])
     few = spread.head(latency_distribution.MOST_BARS)  # one bar each
-    assert len(latency_distribution.draw(few).axes[0].patches) == latency_distribution.MOST_BARS
+    assert len(boxes(latency_distribution.draw(few).axes[0])) == latency_distribution.MOST_BARS
     with_theory = pl.concat([spread, spread.with_columns(view=pl.lit("formula"))])
-    assert len(latency_distribution.draw(with_theory).axes[0].patches) == 1000
+    assert len(boxes(latency_distribution.draw(with_theory).axes[0])) == 1000
 
 
 # --- Big Little Decoder -------------------------------------------------------------------------------------------------

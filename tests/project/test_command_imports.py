@@ -96,7 +96,9 @@ def test_plot_and_report_import_what_they_use(tmp_path: Path) -> None:
     assert imported("sim", tmp_path, ("report", "done")) <= TABLES | {"jinja2"}
 
 
-RUN = "sys.argv = ['sim', 'run', '--replications', '2']; from sim.commands.sim_app import main; main()"
+def of_sim(*arguments: str) -> str:
+    """Code that runs `sim` with these arguments."""
+    return f"sys.argv = ['sim', *{arguments!r}]; from sim.commands.sim_app import main; main()"
 
 
 def modules(code: str, cwd: Path) -> set[str]:
@@ -107,14 +109,25 @@ def modules(code: str, cwd: Path) -> set[str]:
 
 def test_default_run_imports_what_it_uses(tmp_path: Path) -> None:
     """The libraries of its limit in the benchmark, and of ours the code of its method and of its kind of outcome alone."""
-    run = modules(RUN, tmp_path)
+    run = modules(of_sim("run"), tmp_path)
     assert modules(cli.LIBRARIES[1], tmp_path) <= run
     methods = {name.split(".")[2] for name in run if name.startswith("model.methods.")}
     assert methods & {*registry.names()} == {"ppd"}
     assert {name for name in run if name.startswith("sim.scenarios.outcomes.") and name.endswith("_outcomes")} == {
         "sim.scenarios.outcomes.match_outcomes"
     }
-    assert not any(name.startswith("model.engines") for name in run)
+    # Costs in layer-times need no hardware: only whether a name is that of a device is looked up.
+    assert {name for name in run if name.startswith(("model.engines", "model.hardware", "sim.scenarios.hardware"))} == {
+        "model.hardware", "model.hardware.devices"
+    }
+    assert "model.costs.pass_seconds" not in run
+    assert "matplotlib.style" not in run, "it reads 30 files of styles"
+
+
+@pytest.mark.parametrize("arguments", [("run", "--dry-run", "--set", "scenario.tokens=4"), ("advise", *ADVICE), ("ls", "methods")])
+def test_words_of_a_command_line_need_no_validator(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """typer makes validators with pydantic, whose import takes a tenth of a second."""
+    assert "pydantic" not in modules(of_sim(*arguments), tmp_path)
 
 
 @pytest.mark.parametrize(("given", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])

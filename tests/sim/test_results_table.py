@@ -212,6 +212,10 @@ def test_shards_of_a_point_are_merged_exactly() -> None:
     assert_frame_equal(forward[0], backward[0], check_exact=True)
     for name, rows in forward[1].items():
         assert_frame_equal(rows, backward[1][name], check_exact=True)
+    drawn = np.repeat(*(np.concatenate([piece[name] for piece in pieces]) for name in ("values", "counts")))
+    values, counts = np.unique(drawn, return_counts=True)
+    found = forward[1]["distribution"].select("latency_layers", "probability").rows()
+    assert found == [*zip(values.tolist(), (counts / counts.sum()).tolist(), strict=True)]
 
 
 def test_operations_equal_busy_time_with_layers_only() -> None:

@@ -252,6 +252,14 @@ def test_long_words_wrap_and_numbers_are_not_cut(tmp_path: Path) -> None:
         assert any(f"{row['speedup']:.3f}" in line for line in lines)
 
 
+def test_brackets_and_colons_of_a_value_are_printed_as_they_are(tmp_path: Path) -> None:
+    text = io.StringIO()
+    made = sweep.run(tables(PPD, sweep={"outcomes.match_rate": [0.2, 0.8]}), out=tmp_path, jobs=1)
+    named = made.frame().with_columns(pl.Series("form", ["[red]a[/red]", ":smile:"]))
+    run_report.show(made, named, [], Console(file=text, width=100, highlight=False))
+    assert all(any(word in line for line in text.getvalue().splitlines()) for word in ("[red]a[/red]", ":smile:"))
+
+
 @pytest.mark.parametrize("words", [[], ["a very long form of words number "]])
 def test_a_table_is_as_wide_as_its_cells_and_fits_its_own_width(tmp_path: Path, words: list[str]) -> None:
     """A console one character narrower than the table gets several; one narrower than any table cuts no number."""

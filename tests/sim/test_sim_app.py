@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,9 @@ def test_lists_and_environment(folder: Path) -> None:
     assert set(json.loads(call("ls", "methods", "--json"))) == set(registry.names())
     assert set(json.loads(call("ls", "--json"))) == {*scenario_file.names(), *served_files.names()}
     assert "ppd-table-2" in call("ls", "published")
-    assert "python" in json.loads(call("env", "--json"))
+    versions = json.loads(call("env", "--json"))
+    assert "python" in versions
+    assert all(version == versions[name] for name in ("numpy", "polars", "typer") for version in [metadata.version(name)])
     assert list(folder.iterdir()) == [folder / "s.toml"]
 
 

@@ -130,6 +130,13 @@ def shown(figure: Figure) -> Shown:
     return Shown(panels, [text.get_text() for text in figure.texts], said)
 
 
+def boxes(axes: Axes) -> list[Box]:
+    """Left, bottom, width and height of the bars that are drawn as one artist."""
+    paths = [path for each in axes.collections if isinstance(each, PolyCollection) for path in each.get_paths()]
+    assert all(len(path.vertices) == 5 for path in paths)
+    return [path.get_extents().bounds for path in paths]
+
+
 def laid_out(figure: Figure) -> Figure:
     """Lay out a figure without rendering it, unless that was done already."""
     if figure.stale:
