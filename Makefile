@@ -59,6 +59,8 @@ clean:  ## remove the environment and every cache; results in runs/ stay
 
 # $(call install,.[extra]): stamps go first and come back last, so an environment without one was never finished and is
 # started afresh. setuptools comes before the project so that it is built by the pinned version and not by the newest.
+# Nothing is compiled in advance, which would take a minute: Python writes the bytecode of a module when it is first imported, and three
+# modules of four never are.
 # $(call install,.[extra],torch): torch comes before what needs it, so that a build for processors is taken where one is offered.
 define install
 	@if [ ! -e $(VENV)/.run-stamp ] && [ ! -e $(VENV)/.test-stamp ]; then \
@@ -76,8 +78,8 @@ define install
 	    "$$python" -m venv --clear $(VENV); \
 	fi
 	@rm -f $(VENV)/.run-stamp $(VENV)/.test-stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools $(2)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '$(1)'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt setuptools $(2)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-build-isolation -e '$(1)'
 endef
 
 $(VENV)/.run-stamp: $(INPUTS)

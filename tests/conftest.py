@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -41,6 +43,18 @@ providers.is_local_module_file = lambda _: False
 # An app's commands are made of their signatures once; made anew at each call in this process they take longer than most calls.
 _runner: Any = typer.testing
 _runner._get_command = lru_cache(maxsize=8)(_runner._get_command)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """In a new clone half of a worker's collection is compilation of the tests: of two workers one begins at the end, so that each
+    finds the bytecode of half of the files written by the other."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    if int(worker) % 2 == 0 or session.config.args != session.config.getini("testpaths"):
+        return
+    root = session.config.rootpath
+    for path in sorted((root / "tests").rglob("test_*.py"), reverse=True):
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # collection says what is wrong
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:

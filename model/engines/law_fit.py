@@ -135,6 +135,13 @@ class _Posterior:
         return bool(np.any(drafted & ((self.unit != "step_ms") | ~np.isnan(self.cells.mean_acceptance_length))))
 
     @cached_property
+    def measured_lengths(self) -> Floats:
+        """Draft lengths of the cells and acceptance lengths measured with them, each pair once; shape (2, pairs)."""
+        assert self.cells is not None
+        known = ~np.isnan(self.cells.mean_acceptance_length) & (self.cells.draft_length > 0)
+        return np.unique(np.stack([self.cells.draft_length[known], self.cells.mean_acceptance_length[known]]), axis=1)
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the coordinates."""
         target: tuple[str, ...] = ("kernels",) if self.kernels is not None else ("weights", "ridge_tokens")
@@ -225,23 +232,17 @@ class _Posterior:
         if self.acceptance:
             missing = np.isnan(cells.mean_acceptance_length)
             return step_terms.length_by_position(self.acceptance, np.where(missing, cells.draft_length, 0))
-        lengths = np.unique(cells.draft_length)
         rate, trend = coefficients["acceptance_rate"][:, None], coefficients["acceptance_trend"][:, None]
-        found = step_terms.acceptance_length(rate, trend, lengths)
-        return np.asarray(found[:, np.searchsorted(lengths, cells.draft_length)])
+        return step_terms.acceptance_length(rate, trend, cells.draft_length)
 
     def _of_lengths(self, coefficients: Mapping[str, Floats]) -> Floats | float:
         """Density of the measured acceptance lengths, so that the fitted rate holds at draft lengths that were not measured."""
-        assert self.cells is not None
-        if not self.fits_acceptance:
+        drafted, measured = self.measured_lengths
+        if not self.fits_acceptance or not drafted.size:
             return 0.0
-        known = ~np.isnan(self.cells.mean_acceptance_length) & (self.cells.draft_length > 0)
-        if not known.any():
-            return 0.0
-        pairs = np.unique(np.stack([self.cells.draft_length[known], self.cells.mean_acceptance_length[known]]), axis=1)
         rate, trend = coefficients["acceptance_rate"][:, None], coefficients["acceptance_trend"][:, None]
-        fitted = step_terms.acceptance_length(rate, trend, pairs[0])
-        return np.asarray(-0.5 * np.sum((np.log(pairs[1] / fitted) / ACCEPTANCE_ERROR) ** 2, axis=1))
+        fitted = step_terms.acceptance_length(rate, trend, drafted)
+        return np.asarray(-0.5 * np.sum((np.log(measured / fitted) / ACCEPTANCE_ERROR) ** 2, axis=1))
 
     # --- Maximum and draws ---
 

@@ -215,10 +215,11 @@ def acceptance_length(rate: ArrayLike, trend: ArrayLike, draft_length: ArrayLike
     >>> print(acceptance_length(0.8, 0.0, [0, 1, 4]).round(4))
     [1.     1.8    3.3616]
     """
-    first, change, length = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (rate, trend, draft_length)))
-    logit, total, survive = special.logit(first), np.ones(first.shape), np.ones(first.shape)
+    first, change, length = (np.asarray(each, dtype=np.float64) for each in (rate, trend, draft_length))
+    logit, survive = special.logit(first), np.ones(first.shape)
+    total = np.ones(np.broadcast_shapes(first.shape, change.shape, length.shape))
     for position in range(int(length.max(initial=0))):
-        survive = survive * special.expit(logit + change * position)
+        survive = survive * special.expit(logit + change * position)  # does not depend on the length
         total = total + np.where(length > position, survive, 0.0)
     return total
 

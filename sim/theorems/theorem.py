@@ -94,9 +94,13 @@ class TheoremCollection:
 def drawn(make: Callable[Concatenate[DrawFn, Arguments], Drawn]) -> Callable[Arguments, SearchStrategy[Drawn]]:
     """Turn a function that draws an example into a search strategy; hypothesis is imported only when one is built."""
 
+    @functools.cache
+    def composite() -> Callable[Arguments, SearchStrategy[Drawn]]:
+        return st.composite(make)  # it reads the source of the function
+
     @functools.wraps(make)
     def strategy(*args: Arguments.args, **kwargs: Arguments.kwargs) -> SearchStrategy[Drawn]:
-        return st.composite(make)(*args, **kwargs)
+        return composite()(*args, **kwargs)
 
     return strategy
 

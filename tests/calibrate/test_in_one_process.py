@@ -163,7 +163,7 @@ OFFERING: dict[str, tuple[Any, Any]] = {
         f"speculative {gamma} {batching}": (
             speculative, speculative.Parameters(LAYERS, gamma, sequences=sequences, batching=batching, **SMALL),
         )
-        for gamma in (0, 1, 3, 50) for sequences, batching in ((1, "static"), (4, "continuous"))
+        for gamma in (0, 1, 3, 20) for sequences, batching in ((1, "static"), (4, "continuous"))
     },
     "plain sampled": (autoregressive, autoregressive.Parameters(LAYERS, sampled=True)),
     **{
@@ -175,7 +175,7 @@ OFFERING: dict[str, tuple[Any, Any]] = {
     "adaptive sampled": (adaptive, replace(EXACT["adaptive heuristic"][1], sampled=True)),
     "pearl sampled": (pearl, pearl.Parameters(LAYERS, 3, sampled=True, **SMALL)),
 }  # fmt: skip
-"""Methods that offer passes or reads together; in continuous batching drafts may reach beyond the last token."""
+"""Methods that offer passes or reads together; in continuous batching drafts may reach beyond the last token (of 17)."""
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

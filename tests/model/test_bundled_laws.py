@@ -10,8 +10,9 @@ import pytest
 from scipy import stats
 
 from model.base.checks import ParameterError
-from model.engines import law_fit, law_report, law_tables, step_law
+from model.engines import law_report, law_tables, step_law
 from model.engines.cells import Cells
+from tests.support.law_fits import fit_alone
 
 NAMES = step_law.names()
 REFITTED = ("tensorrt-llm-deepseek-r1-fp8-b200", "vllm-llama-3.1-8b-eagle3-h100")
@@ -96,7 +97,7 @@ def test_intervals_cover_cells_that_were_left_out() -> None:
     for name in ("sglang-glm-4.7-fp8", "sglang-qwen3-235b-a22b"):
         table = law_tables.table(name)
         held = np.arange(table.cells.size) % 3 == 1
-        law = law_fit.fit(table.cells[~held], name, experts=table.experts)
+        law = fit_alone(table.cells[~held], name, experts=table.experts)
         _, low, high, _ = law.predict(table.cells[held])
         inside += int(np.sum((low <= table.cells[held].values) & (table.cells[held].values <= high)))
         total += int(held.sum())

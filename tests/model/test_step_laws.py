@@ -26,6 +26,7 @@ from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
 from model.engines.step_terms import PRIORS, RoutedExperts
+from tests.support.law_fits import fit_alone
 
 BATCHES, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (0, 1, 2, 3, 4, 5)
 GRID = np.array([(batch, length) for batch in BATCHES for length in LENGTHS], dtype=float).T
@@ -81,9 +82,10 @@ SEEDS = range(6)
 
 
 @functools.cache
-def fitted(seed: int, known: bool, six: bool) -> tuple[StepLaw, Cells]:
+def fitted(seed: int, known: bool, six: bool, left_out: bool = False) -> tuple[StepLaw, Cells]:
     table, experts = synthetic(seed, lengths_known=known)
-    return law_fit.fit(table[SIX if six else SIXTEEN], "synthetic", experts=experts), table
+    fit = law_fit.fit if left_out else fit_alone
+    return fit(table[SIX if six else SIXTEEN], "synthetic", experts=experts), table
 
 
 def unseen(seed: int, known: bool, six: bool) -> tuple[Floats, Floats, Floats]:
@@ -110,7 +112,7 @@ def test_unseen_cells_are_predicted_within_stated_intervals(known: bool, six: bo
 def test_any_synthetic_engine_is_recovered_from_twelve_cells(seed: int, known: bool) -> None:
     table, experts = synthetic(seed, lengths_known=known)
     some = chosen((0, 1, 4), (1, 4, 16, 64))
-    law = law_fit.fit(table[some], "synthetic", experts=experts)
+    law = fit_alone(table[some], "synthetic", experts=experts)
     other = table[~some]
     found = law.predict(other)
     errors = np.abs(found.values / other.values - 1)
@@ -122,7 +124,7 @@ def test_any_synthetic_engine_is_recovered_from_twelve_cells(seed: int, known: b
 def test_no_experts_term_is_noticed_in_the_errors() -> None:
     table, _ = synthetic(1)
     without = law_fit.fit(table[SIXTEEN], "plain")
-    with_, _ = fitted(1, True, False)
+    with_, _ = fitted(1, True, False, left_out=True)
     other = table[~SIXTEEN]
     plain, better = (np.median(np.abs(law.predict(other).values / other.values - 1)) for law in (without, with_))
     assert plain > 1.5 * better
@@ -133,10 +135,10 @@ def test_no_experts_term_is_noticed_in_the_errors() -> None:
 
 
 def test_same_seed_gives_the_same_law_and_order_of_cells_matters_little() -> None:
-    law, table = fitted(0, True, True)
+    law, table = fitted(0, True, True, left_out=True)
     again = law_fit.fit(table[SIX], "synthetic", experts=law.experts)
     assert step_law.text(again) == step_law.text(law)
-    turned = law_fit.fit(table[np.flatnonzero(SIX)[::-1]], "synthetic", experts=law.experts)
+    turned = fit_alone(table[np.flatnonzero(SIX)[::-1]], "synthetic", experts=law.experts)
     np.testing.assert_allclose(turned.predict(table).values, law.predict(table).values, rtol=2e-3)
 
 
@@ -149,7 +151,7 @@ def test_draws_do_not_depend_on_the_last_digits_of_the_maximum(monkeypatch: pyte
         return found(posterior, *given) * (1 + 1e-8)
 
     monkeypatch.setattr(law_fit._Posterior, "maximum", elsewhere)
-    again = law_fit.fit(table[SIX], "synthetic", experts=law.experts)
+    again = fit_alone(table[SIX], "synthetic", experts=law.experts)
     assert again.coefficients != law.coefficients
     for name, draws in law.draws.items():
         assert again.draws[name].tolist() == draws.tolist(), name
@@ -158,7 +160,7 @@ def test_draws_do_not_depend_on_the_last_digits_of_the_maximum(monkeypatch: pyte
 def test_time_in_another_scale_gives_the_same_law_in_that_scale() -> None:
     law, table = fitted(3, True, True)
     slower = replace(table, values=table.values * 7)
-    found = law_fit.fit(slower[SIX], "slow", experts=law.experts)
+    found = fit_alone(slower[SIX], "slow", experts=law.experts)
     np.testing.assert_allclose(found.predict(slower).values, 7 * law.predict(table).values, rtol=5e-3)
 
 
@@ -166,7 +168,7 @@ def test_throughput_and_time_per_token_give_the_same_law() -> None:
     law, table = fitted(0, True, True)
     assert table.unit == "tpot_ms"
     rates = replace(table, unit="output_tokens_per_s", values=1e3 * table.sequences / table.values)
-    found = law_fit.fit(rates[SIX], "rates", experts=law.experts)
+    found = fit_alone(rates[SIX], "rates", experts=law.experts)
     np.testing.assert_allclose(1e3 * table.sequences / found.predict(rates).values, law.predict(table).values, rtol=1e-3)
 
 
@@ -181,7 +183,7 @@ def test_one_bad_cell_does_not_decide() -> None:
 
 
 def test_a_cell_that_the_law_misses_is_doubted() -> None:
-    law, _ = fitted(0, True, True)
+    law, _ = fitted(0, True, True, left_out=True)
     assert law_report.doubts(law) == []
     mixed = Cells.of("tpot_ms", [1, 2, 4], [0, 0, 0], [10.0, 10.0e3, 10.0])
     assert "cell of 2 sequences and draft length 0 by -" in law_report.doubts(law_fit.fit(mixed, "mixed"))[0]
@@ -204,11 +206,11 @@ def test_repeats_of_a_cell_are_left_out_together() -> None:
 
 
 def test_left_out_error_is_that_of_a_law_without_the_cell() -> None:
-    law, table = fitted(3, True, True)
+    law, table = fitted(3, True, True, left_out=True)
     cells = table[SIX]
     for index in (0, 4):
         rest = np.arange(cells.size) != index
-        without = law_fit.fit(cells[rest], "rest", experts=law.experts)
+        without = fit_alone(cells[rest], "rest", experts=law.experts)
         error = without.predict(cells[~rest]).values[0] / cells.values[index] - 1
         assert law.left_out[index] == pytest.approx(error, abs=0.02)
 
@@ -279,7 +281,7 @@ def test_two_cells_and_kernels_predict_an_engine_around_these_kernels() -> None:
     seconds = 1.08 * kernels + 1.2e-3 + 2e-5 * number + 4e-4 * length
     table = Cells.of("tpot_ms", number, length, 1e3 * seconds / emitted, mean_acceptance_length=emitted)
     two = chosen((0,), (1,)) | chosen((3,), (64,))
-    law = law_fit.fit(table[two], "two", kernels=LLAMA)
+    law = fit_alone(table[two], "two", kernels=LLAMA)
     found = law.predict(table)
     assert np.median(np.abs(found.values / table.values - 1)) < 0.05
     assert np.mean((found.low <= table.values) & (table.values <= found.high)) >= 0.65
@@ -300,7 +302,7 @@ def test_no_prediction_is_faster_than_the_peaks_of_the_device() -> None:
 
 
 def test_written_law_predicts_the_same(tmp_path: Path) -> None:
-    law, table = fitted(3, False, True)
+    law, table = fitted(3, False, True, left_out=True)
     found = step_law.load(str(step_law.write(law, tmp_path / "law.json")))
     for one, other in zip(law.predict(table), found.predict(table), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3)
@@ -394,7 +396,7 @@ def test_prompts_are_told_from_steps_where_drafts_make_fewer_steps() -> None:
     def error(prompt: float) -> float:
         rates = number / (step / emitted + prompt * number)
         table = Cells.of("output_tokens_per_s", number, length, rates, mean_acceptance_length=emitted)
-        found = law_fit.fit(table[SIXTEEN], "prompts")
+        found = fit_alone(table[SIXTEEN], "prompts")
         told = float(found.coefficients["prompt"])
         assert told == pytest.approx(prompt, rel=0.35, abs=2e-5)
         return float(np.abs(found.predict(table[~SIXTEEN]).values / rates[~SIXTEEN] - 1).max())
@@ -462,7 +464,7 @@ def test_choices_do_not_depend_on_the_unit_of_the_law() -> None:
 
 def test_a_cell_that_was_measured_tells_less_than_one_far_from_all() -> None:
     table, experts = synthetic(1)
-    law = law_fit.fit(table[chosen((0, 3), (1,))], "two", experts=experts)
+    law = fit_alone(table[chosen((0, 3), (1,))], "two", experts=experts)
     spreads = {(each.sequences, each.draft_length): each.spread for each in next_cell.advise(law, BATCHES, LENGTHS).candidates}
     assert max(spreads[64, 3], spreads[16, 3]) < spreads[1, 3] / 1.5
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -34,14 +35,20 @@ def code(path: Path) -> list[dict[str, Any]]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def digest(path: Path) -> str:
-    """Of the notebook and of every source that it may use."""
-    found = hashlib.sha256(path.read_bytes())
+@functools.cache
+def digest_of_sources() -> str:
+    """Of every source that a notebook may use."""
+    found = hashlib.sha256()
     for folder in SOURCES:
         for each in sorted((ROOT / folder).rglob("*")):
             if each.is_file() and "__pycache__" not in each.parts:
                 found.update(str(each.relative_to(ROOT)).encode() + each.read_bytes())
     return found.hexdigest()
+
+
+def digest(path: Path) -> str:
+    """Of the notebook and of every source that it may use."""
+    return hashlib.sha256(path.read_bytes() + digest_of_sources().encode()).hexdigest()
 
 
 def executed(path: Path) -> Iterator[tuple[dict[str, Any], str, list[str], int]]:
