@@ -212,7 +212,7 @@ FAULTS: dict[str, Fault] = {
     "24b": with_fault(second_twice, formulas, "position_latency"),
     "24c": with_fault(lambda right, law, n: n * law.rate * (1 - law.rate), outcome_laws.Markov, "variance"),
     "24d": with_fault(lambda right, law, n: right(law, n)[::-1], outcome_laws.Chain, "pmf"),
-    "24e": with_fault(second_twice, formulas, "moments_of_points"),
+    "24e": with_fault(second_twice, formulas, "moments_of_pairs"),
     "25a": with_fault(quotient, formulas, "expected_units_ratio"),
     "25b": with_fault(quotient, formulas, "expected_units_ratio"),
     "25c": with_fault(plus_one, formulas, "mean_busy_units"),
