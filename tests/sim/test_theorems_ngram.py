@@ -108,9 +108,9 @@ def usual_only(right: Any, number: int, accepted: bool) -> Any:
     return right(number, False)
 
 
-def never_after_acceptance(right: Any, rounds: Any, laws: Any, times: Any) -> Any:
+def never_after_acceptance(right: Any, rounds: Any, laws: Any) -> Any:
     alike = [lookup_laws.Lookups(law.chances[0], law.drafted, law.survival) for law in laws]
-    return right(rounds, alike, times)
+    return right(rounds, alike)
 
 
 def always_cut(right: Any, tokens: int, *rest: Any, cut: bool = True) -> Any:
@@ -156,7 +156,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("24b", "slow passes", with_fault(slow, THEORY, "_time_of_pass")),
     ("24d", "no wider", with_fault(no_wider, THEORY, "_time_of_pass")),
     ("24e", "wide as the draft", with_fault(wide_of_drafts, THEORY, "round_prices")),
-    ("24e", "state forgotten", with_fault(never_after_acceptance, lookup_rounds, "visits")),
+    ("24e", "state forgotten", with_fault(never_after_acceptance, lookup_rounds._Starts, "of")),
     ("24e", "always cut", with_fault(always_cut, lookup_rounds, "moments_of_pairs")),
     ("24e", "one less", with_fault(one_less, ALGORITHM, "verify")),
     ("24e", "never drafts", with_fault(never_drafts, ALGORITHM, "draft")),
