@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,11 @@ from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.ngram import lookup_rounds
 from model.methods.ppd import algorithm as ppd
 from model.methods.prediction import ChoiceGroup, GroupedChoices, PredictionPoints
+from model.methods.rounds.prices_of_rounds import drafted_by_start
 from model.methods.rounds.round_starts import starts_by_accepted
+from model.methods.self_speculative import algorithm as self_speculative
+from model.methods.self_speculative import theory as self_speculative_theory
+from model.methods.tree import algorithm as tree
 from model.methods.tree import tree_rounds
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups
@@ -219,3 +224,32 @@ def test_passes_over_other_layers_share_times_of_a_layer() -> None:
 def test_costs_with_layers_of_different_times_are_not_plain() -> None:
     uneven = UnitCost(2, layer_times=(0.5, 1.5))
     assert [cost.plain for cost in (joined([UnitCost(2)] * 2), joined([uneven] * 2), UnitCosts([uneven]))] == [True, False, False]
+
+
+SECONDS = PassSeconds(MODELS, 3)
+
+
+def test_transfers_of_trees_take_no_unit() -> None:
+    parameters = tree.Parameters(LAYERS, "full", 2, 2, placement="separate", draft_layers=16)
+    usual, moved = (tree_rounds.prices(parameters, replace(SECONDS, link=link), TOKENS) for link in (0.0, 0.5))
+    np.testing.assert_array_equal(moved.busy, usual.time)
+    drafting = usual.levels > 0
+    np.testing.assert_allclose(moved.time - usual.time, np.where(drafting, 1.0, 0.0)[:, None] * np.ones(2), atol=1e-12)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_prices_by_start_are_those_of_the_drafts_from_there(length: int, reuse: bool) -> None:
+    parameters = self_speculative.Parameters(LAYERS, 8, length, reuse)
+    found = self_speculative_theory._prices_by_start(parameters, SECONDS, TOKENS)
+    every = self_speculative_theory.round_prices(parameters, SECONDS, tokens=TOKENS)
+    expected = every.by_start(drafted_by_start(length, TOKENS, parameters.cut))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-13)
+
+
+def test_plain_decoding_takes_a_certain_time() -> None:
+    kind: Any = registry.parameters("autoregressive")
+    found = registry.method("autoregressive").predict(kind(layers=LAYERS), TOKENS, None, SECONDS)
+    assert float(found.latency_variance) == 0
+    assert float(found.latency) == pytest.approx(SECONDS.plain_time(TOKENS))
