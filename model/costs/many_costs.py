@@ -76,6 +76,10 @@ class Varied(Sequence[StepCosts]):
         """A subset of the costs, in this order."""
 
     @abstractmethod
+    def distinct(self, value: Callable[[Any], Value]) -> tuple[list[Value], NDArray[np.intp]] | None:
+        """Values of a function of each cost, and the index of each cost's value; None if it must be evaluated for each."""
+
+    @abstractmethod
     def joined(self) -> StepCosts:
         """All of them as one; see `joined`."""
 
@@ -145,7 +149,7 @@ class VariedCosts(Varied):
         return self.at(first), key
 
     def distinct(self, value: Callable[[UnitCost], Value]) -> tuple[list[Value], NDArray[np.intp]] | None:
-        """Values of a function of each cost, and the index of each cost's value; see `model.costs.watched_costs.distinct`."""
+        """See `Varied` and `model.costs.watched_costs.distinct`."""
         return watched_costs.distinct(self.first, self.numbers, value, self._kinds)
 
     @cached_property
@@ -258,7 +262,8 @@ class UnitCosts(UnitCost):
     def plain(self) -> bool:
         """True if all costs are plain; see `UnitCost.plain`."""
         times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.link, self.promotion
-        return not np.any(times) and self.layer_times is None and not vars(self)["_tree"].any()
+        alike = "layer_times" in vars(self)  # else there are times of layers
+        return not np.any(times) and alike and not vars(self)["_tree"].any()
 
     def dispatching(self, processes: int) -> Any:
         """Time that starting `processes` sub-processes occupies the starter's unit, by cost."""
@@ -296,6 +301,10 @@ class OneAfterAnother(StepCosts):
         """Time of a pass of this shape after `at` positions, by cost."""
         return np.concatenate([each.times(shape, at) for each in self.parts])
 
+    def dispatching(self, processes: int) -> Any:
+        """Time that starting `processes` sub-processes occupies the starter's unit, by cost."""
+        return np.concatenate([each.dispatching(processes) for each in self.parts])
+
     def within_budgets(self, budgets: Mapping[str, int]) -> OneAfterAnother:
         """See `StepCosts`."""
         return OneAfterAnother([each.within_budgets(budgets) for each in self.parts]) if budgets else self
@@ -321,6 +330,10 @@ class PricedTogether(StepCosts):
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` positions, by cost."""
         return np.stack(np.broadcast_arrays(*(each.times(shape, at) for each in self.costs)))
+
+    def dispatching(self, processes: int) -> Any:
+        """Time that starting `processes` sub-processes occupies the starter's unit, by cost."""
+        return np.array([each.dispatching(processes) for each in self.costs])
 
     def within_budgets(self, budgets: Mapping[str, int]) -> PricedTogether:
         """See `StepCosts`."""

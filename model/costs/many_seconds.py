@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from model.costs import watched_costs
 from model.costs.layer_times import OVERHEADS
 from model.costs.many_costs import Varied
 from model.costs.pass_seconds import ContextTable, PassSeconds
@@ -19,6 +20,7 @@ from model.hardware.interpolation import Estimate
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
+Value = TypeVar("Value")
 _NUMBERS = ("dispatch", "dispatch_per_process", "link", "promotion", "state_check", "draft_devices")
 
 
@@ -50,6 +52,7 @@ class VariedSeconds(Varied):
         self.first: PassSeconds = first
         self.size, self.numbers, self.steps = size, numbers, steps or {}
         self._others: dict[int, VariedSeconds] = {}
+        self._whole: VariedSeconds | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -76,13 +79,45 @@ class VariedSeconds(Varied):
         if index.size == self.size and np.array_equal(index, np.arange(self.size)):
             return self
         numbers, steps = ({name: values[index] for name, values in each.items()} for each in (self.numbers, self.steps))
-        return VariedSeconds(self.first, index.size, numbers, steps)
+        found = VariedSeconds(self.first, index.size, numbers, steps)
+        found._whole = self._whole or self
+        return found
+
+    @property
+    def tables(self) -> _ContextTables:
+        """Times of passes by context; those of a subset are those of all costs that it was taken from."""
+        return self._tables if self._whole is None else self._whole.tables
+
+    @cached_property
+    def _tables(self) -> _ContextTables:
+        return _ContextTables(self)
 
     def of(self, first: PassSeconds) -> VariedSeconds:
         """The same numbers with another cost, such as an end of the uncertainty; made once."""
         if id(first) not in self._others:
             self._others[id(first)] = VariedSeconds(first, self.size, self.numbers, self.steps)
         return self._others[id(first)]
+
+    def distinct(self, value: Callable[[PassSeconds], Value]) -> tuple[list[Value], NDArray[np.intp]] | None:
+        """See `Varied`; what tests numbers for 0 only is evaluated once for all costs with the same zeros.
+
+        >>> from model.architectures.published_shapes import preset
+        >>> from model.hardware.cost_models import UniformLayers
+        >>> first = PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)})
+        >>> costs = VariedSeconds(first, 3, {"link": np.array([0.0, 0.5, 0.25])})
+        >>> [costs.distinct(each) for each in (lambda cost: bool(cost.link), lambda cost: 2 * cost.link)]
+        [([False, True], array([0, 1, 1])), None]
+        """
+        kinds, index = watched_costs.kinds_of(self.numbers) if self.numbers else ([0], np.zeros(self.size, dtype=np.intp))
+        hidden = {"hardware_models": True} if self.steps else {}
+        found = []
+        for kind in kinds:
+            own = {name: kind >> place & 1 for place, name in enumerate(self.numbers)}
+            each = watched_costs.tested_alone(self.first, own | hidden, value)
+            if each is None:
+                return None
+            found.append(each)
+        return found, index
 
     def passes_only(self) -> VariedSeconds:
         """Each without overheads, made once; see `PassSeconds.passes_only`."""
@@ -122,7 +157,7 @@ class ManySeconds(StepCosts):
     uniform = False
 
     def __init__(self, costs: VariedSeconds) -> None:
-        self.costs, self.layers = costs, costs.first.layers
+        self.costs, self.layers, self.dispatch_law = costs, costs.first.layers, costs.first.dispatch_law
         for name in _NUMBERS:
             value = costs.numbers.get(name, getattr(costs.first, name))
             setattr(self, name, np.broadcast_to(np.asarray(value, dtype=np.float64), len(costs)))
@@ -192,27 +227,73 @@ def _with_steps(cost: PassSeconds, steps: Mapping[str, Any]) -> dict[str, Hardwa
     return models
 
 
-class _TimesByContext:
-    """Times of passes by context, of costs that differ in their prompts and in overheads of engine steps.
+class _ByContext(PassSeconds):
+    """Costs without a prompt, so that positions are contexts; passes over other layers or with other heads share layers' times."""
 
-    Arrays by context are indexed by the position that a cost without a prompt would have; only contexts that occur are priced.
-    Overheads that differ are added afterwards.
+    def _layer(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
+        key = "layer", shape.role, shape.width, shape.sequences, shape.context_budget
+        table, context = self.by_context.setdefault(key, ContextTable()), np.asarray(at).astype(np.intp)
+        look_up = super()._layer
+        found = table.with_times_at(context, lambda some: look_up(shape, sequences, some.astype(np.float64)))
+        return Estimate(found.seconds[context], found.error[context])
+
+
+class _ContextTables:
+    """Times of passes by context, without overheads of engine steps that differ.
+
+    Arrays are indexed by the position that a cost without a prompt would have; only contexts that occur are priced.
     """
 
     def __init__(self, costs: VariedSeconds) -> None:
-        first, prompts = costs.first, costs.numbers.get("prompt")
-        self._steps, self._checked = costs.steps, "state_check" in costs.numbers
-        self._cost = object.__new__(PassSeconds)
+        first = costs.first
+        self.cost = object.__new__(_ByContext)
         models = _with_steps(first, dict.fromkeys(costs.steps, 0.0))
-        vars(self._cost).update(vars(first), hardware_models=models, prompt=0)
+        vars(self.cost).update(vars(first), hardware_models=models, prompt=0)
         # Of a batch whose other sequences are elsewhere, the mean context moves by 1 / batch with each position.
-        self._shared = first.others_position is not None and first.batch > 1
-        each = np.array([first.prompt] if prompts is None else prompts, dtype=np.intp)
-        self._offsets = each * first.batch if self._shared else each
-        self._most = int(self._offsets.max(initial=0))
-        self._positions, self._contexts = 0, np.zeros(0, dtype=np.intp)
-        self._ended: dict[PassShape, Floats] = {}
-        self._plain_errors: Floats | None = None
+        self.shared = first.others_position is not None and first.batch > 1
+        self._offsets, self.positions = np.unique(self.offsets(costs)), 0
+        self.most = int(self._offsets.max(initial=0))
+        self._contexts = np.zeros(0, dtype=np.intp)
+        self._found: dict[PassShape, Estimate] = {}
+        self.ended: dict[PassShape, Floats] = {}
+        """Times at the end of the uncertainty, by shape of passes without overheads that differ."""
+
+    def offsets(self, costs: VariedSeconds) -> NDArray[np.intp]:
+        """Index of the context at position 0, by cost; one if it is the same for all."""
+        prompts = costs.numbers.get("prompt")
+        each = np.array([costs.first.prompt] if prompts is None else prompts, dtype=np.intp)
+        return each * costs.first.batch if self.shared else each
+
+    def cover(self, at: NDArray[Any]) -> None:
+        """Include the contexts of all costs up to the last of these positions."""
+        last = int(at.max(initial=0))
+        if last < self.positions:
+            return
+        self.positions = last + 1 + _GROWTH
+        ends = np.zeros(self.most + self.positions + 1, dtype=np.intp)
+        ends[self._offsets] += 1
+        ends[self._offsets + self.positions] -= 1
+        self._contexts, self._found, self.ended = np.flatnonzero(np.cumsum(ends)), {}, {}
+
+    def total(self, shape: PassShape) -> Estimate:
+        """Times of a pass with their errors, by context."""
+        if shape not in self._found:
+            cost = self.cost
+            own = cost.hardware(shape.role), cost.state_check, cost.verification, cost.counts_steps
+            key = shape, cost.context_budgets.get(shape.role), *own
+            table = cost.by_context.setdefault(key, ContextTable())
+            self._found[shape] = table.with_times_at(self._contexts, lambda at: cost.estimated(shape, at.astype(np.float64)))
+        return self._found[shape]
+
+
+class _TimesByContext:
+    """Times of passes of costs that differ in their prompts and in overheads of engine steps, added to `_ContextTables`."""
+
+    def __init__(self, costs: VariedSeconds) -> None:
+        self._steps, self._checked = costs.steps, "state_check" in costs.numbers
+        self._tables, self._cost = costs.tables, costs.tables.cost
+        self._offsets = self._tables.offsets(costs)
+        self._plain_errors: tuple[int, Floats] | None = None
 
     def has(self, shape: PassShape, at: NDArray[Any]) -> bool:
         """True if times of this pass at these positions can be taken from here."""
@@ -221,33 +302,34 @@ class _TimesByContext:
         if shape.compared and (self._checked or self._steps):
             return False
         limited = shape.context_budget is not None or shape.role in self._cost.context_budgets
-        return self._most <= _MOST_TABULATED and not (self._shared and limited)
+        return self._tables.most <= _MOST_TABULATED and not (self._tables.shared and limited)
 
     def times(self, shape: PassShape, at: NDArray[Any]) -> Floats:
         """Times at these positions, which broadcast to (costs, *at.shape) [s]."""
-        self._cover(at)
+        tables = self._tables
+        tables.cover(at)
         step, drafts = self._step(shape), shape.role != "target" and self._cost.uncertainty_end != 0
         if step is None and not (drafts and "target" in self._steps):
-            if shape not in self._ended:
-                plain_error = self._total(self._plain).error if drafts else np.zeros(())
-                self._ended[shape] = self._at_end(shape, self._total(shape), plain_error, None)
-            return self._gathered(self._ended[shape], at)
-        total = Estimate(*(self._gathered(each, at) for each in self._total(shape)))
+            if shape not in tables.ended:
+                plain_error = tables.total(self._plain).error if drafts else np.zeros(())
+                tables.ended[shape] = self._at_end(shape, tables.total(shape), plain_error, None)
+            return self._gathered(tables.ended[shape], at)
+        total = Estimate(*(self._gathered(each, at) for each in tables.total(shape)))
         overhead = None if step is None else step.reshape(-1, *(1,) * at.ndim)
         return self._at_end(shape, total, self.plain_error(at) if drafts else np.zeros(()), overhead)
 
     def plain_error(self, at: NDArray[Any]) -> Floats:
         """Relative error of the time of a step of plain decoding [-], as of `times`."""
-        self._cover(at)
-        step = self._step(self._plain)
+        self._tables.cover(at)
+        step, positions = self._step(self._plain), self._tables.positions
         if step is None:
-            return self._gathered(self._total(self._plain).error, at)
-        if self._plain_errors is None:
-            each = np.arange(self._positions)
-            seconds, error = (self._gathered(values, each) for values in self._total(self._plain))
+            return self._gathered(self._tables.total(self._plain).error, at)
+        if self._plain_errors is None or self._plain_errors[0] < positions:
+            each = np.arange(positions)
+            seconds, error = (self._gathered(values, each) for values in self._tables.total(self._plain))
             whole = seconds + step[:, None]
-            self._plain_errors = np.divide(seconds * error, whole, out=np.zeros_like(whole), where=whole > 0)
-        return self._plain_errors[:, _as_slice(at)]
+            self._plain_errors = positions, np.divide(seconds * error, whole, out=np.zeros_like(whole), where=whole > 0)
+        return self._plain_errors[1][:, _as_slice(at)]
 
     @property
     def _plain(self) -> PassShape:
@@ -270,25 +352,6 @@ class _TimesByContext:
         """Overhead of an engine step that a pass pays, by cost; None where it is the same for all."""
         own = self._steps.get(shape.role)
         return own if self._cost.counts_steps and not shape.within_step and (shape.begins or shape.layers.last < 0) else None
-
-    def _total(self, shape: PassShape) -> Estimate:
-        """Times of a pass with their errors, by context; without overheads that differ."""
-        cost = self._cost
-        own = cost.hardware(shape.role), cost.state_check, cost.verification, cost.counts_steps
-        key = shape, cost.context_budgets.get(shape.role), *own
-        table = cost.by_context.setdefault(key, ContextTable())
-        return table.with_times_at(self._contexts, lambda at: cost.estimated(shape, at.astype(np.float64)))
-
-    def _cover(self, at: NDArray[Any]) -> None:
-        """Include the contexts of all costs up to the last of these positions."""
-        last = int(at.max(initial=0))
-        if last < self._positions:
-            return
-        self._positions, offsets = last + 1 + _GROWTH, np.unique(self._offsets)
-        ends = np.zeros(self._most + self._positions + 1, dtype=np.intp)
-        ends[offsets] += 1
-        ends[offsets + self._positions] -= 1
-        self._contexts, self._ended, self._plain_errors = np.flatnonzero(np.cumsum(ends)), {}, None
 
     def _gathered(self, by_context: Floats, at: NDArray[Any]) -> Floats:
         """Values at these positions, with a leading axis of prompts: 1 if they are the same for all costs."""

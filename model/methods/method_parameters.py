@@ -255,6 +255,13 @@ class MethodParameters(TableRecord):
         """
         return Demand(1) if self.units == 1 else Demand(self.units, self.units, "anywhere")
 
+    def demands(self, cost: StepCosts, tokens: int) -> Demand | None:
+        """`demand` at each of several costs (`model.costs.many_costs`), with arrays in place of numbers; None: only at single ones.
+
+        For methods whose demand depends on times of passes.
+        """
+        return None
+
     def depth(self, role: str) -> int | None:
         """Layers of the model with this role; None if the parameters do not define it."""
         depth: int | None = vars(self).get("layers" if role == "target" else f"{role}_layers")

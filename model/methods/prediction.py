@@ -116,33 +116,12 @@ def _values_of_costs(
     value: Callable[[MethodChoice[Any]], float], parameters: Any, tokens: int, costs: Sequence[StepCosts]
 ) -> Floats:  # fmt: skip
     """Value of choices with each of these costs."""
-    if isinstance(costs, VariedCosts):
+    if isinstance(costs, Varied):
         each = costs.distinct(lambda cost: value(MethodChoice(parameters, tokens, cost)))
         if each is not None:
             return np.asarray(np.array(each[0], dtype=np.float64)[each[1]])
-    elif isinstance(costs, Varied):
-        same = _without_cost(value, parameters, tokens)
-        if same is not None:
-            return np.full(len(costs), float(same))
     single, which = _distinct(costs) if not isinstance(costs, Varied) else (costs, np.arange(len(costs)))
     return np.array([value(MethodChoice(parameters, tokens, cost)) for cost in single], dtype=np.float64)[which]
-
-
-class _CostIsReadError(Exception):
-    """A value depends on the cost."""
-
-
-class _NoCost:
-    def __getattribute__(self, name: str) -> Any:
-        raise _CostIsReadError
-
-
-def _without_cost(value: Callable[[MethodChoice[Any]], float], parameters: Any, tokens: int) -> float | None:
-    """Value of a choice if it does not depend on the cost, else None."""
-    try:
-        return value(MethodChoice(parameters, tokens, _NoCost()))  # type: ignore[arg-type]
-    except _CostIsReadError:
-        return None
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ Gives a method with stages its time and unit-time, in expectation under any law 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
+from model.methods.prediction import linear
 from model.outcomes.outcome_laws import Chain, Law, RecordedProbabilities, Replay
 
 Floats = NDArray[np.float64]
@@ -22,20 +23,12 @@ class Stage(NamedTuple):
 
     The first token and every token after a miss are decoded in stage 0; after a match in a stage the next token is in its
     `on_match`. `time` is that of the main process, `busy` the unit-time of all processes. If times depend on the position, both are
-    arrays of shape (tokens,).
+    arrays of shape (tokens,); of several costs (`model.costs.many_costs`) with a leading axis of costs.
     """
 
     time: float | Floats
     busy: float | Floats
     on_match: int
-
-
-class StagePoint(NamedTuple):
-    """Stages, number of tokens and law of matches of a decoding."""
-
-    steps: tuple[Stage, ...]
-    tokens: int
-    law: Law
 
 
 def by_position(steps: tuple[Stage, ...]) -> bool:
@@ -44,37 +37,46 @@ def by_position(steps: tuple[Stage, ...]) -> bool:
 
 
 def moments(steps: tuple[Stage, ...], n: int, law: Law) -> tuple[float, float, float, float]:
-    """Mean and variance of the time, mean unit-time, and mean ratio unit-time / time, of decoding `n` tokens.
+    """`moments_of_pairs` of one law at one cost."""
+    one = np.zeros(1, dtype=np.intp)
+    alone = tuple(Stage(np.asarray(time)[None], np.asarray(busy)[None], on_match) for time, busy, on_match in steps)
+    mean, variance, spent, ratio = moments_of_pairs(alone, n, [law], one, one)[:, 0].tolist()
+    return mean, variance, spent, ratio
+
+
+def moments_of_pairs(
+    steps: tuple[Stage, ...], n: int, laws: Sequence[Law], law: NDArray[np.intp], price: NDArray[np.intp],
+    means: NDArray[np.bool_] | None = None,
+) -> Floats:  # fmt: skip
+    """Mean and variance of the time, mean unit-time, and mean ratio unit-time / time, of decoding `n` tokens; shape (4, pairs).
 
     The ratio is nan if the number of matches does not determine the time (three stages, or times by position), unless the law is a
-    record: the sum would have a term for each possible sequence of matches.
+    record: the sum would have a term for each possible sequence of matches. Of pairs of which only `means` are asked, the variance
+    may be nan, too.
+
+    Parameters
+    ----------
+    steps
+        Stages at several costs.
+    laws, law, price
+        Distinct laws, and the index of each pair's law and cost.
     """
-    mean, variance, busy, ratio = moments_of_points([StagePoint(steps, n, law)])[:, 0].tolist()
-    return mean, variance, busy, ratio
-
-
-def moments_of_points(points: Sequence[StagePoint]) -> Floats:
-    """`moments` of many decodings, shape (4, points); those with equal tokens and stage transitions are computed together."""
-    found = np.empty((4, len(points)))
-    together: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    counted: dict[int, list[int]] = {}
-    for index, (steps, n, law) in enumerate(points):
-        if len(steps) == 2 and not by_position(steps):
-            counted.setdefault(n, []).append(index)
-        elif isinstance(law, Replay):
-            time, busy = sums(steps, [law.first(n - 1).T], n, len(law.records))
-            found[:, index] = time.mean(), time.var(), busy.mean(), (busy / time).mean()
-        else:
-            together.setdefault((n, tuple(stage.on_match for stage in steps)), []).append(index)
-    for n, where in counted.items():
-        laws = {id(points[index].law): points[index].law for index in where}
-        place = {name: number for number, name in enumerate(laws)}
-        which = np.array([place[id(points[index].law)] for index in where])
-        miss, match = (np.array([points[index].steps[stage][:2] for index in where], dtype=np.float64).T for stage in (0, 1))
-        found[:, where] = moments_of_counts(miss, match, n, [*laws.values()], which)
-    for (n, on_match), where in together.items():
-        found[:3, where] = _forward_moments([points[index] for index in where], n, on_match)
-        found[3, where] = np.nan
+    alone = np.ndim(steps[0].time) == 1
+    if alone and len(steps) == 2:
+        miss, match = (np.stack(stage[:2])[:, price] for stage in steps)
+        return moments_of_counts(miss, match, n, laws, law)
+    found = np.empty((4, law.size))
+    replayed = np.array([isinstance(each, Replay) for each in laws], dtype=np.bool_)[law]
+    for at in np.flatnonzero(replayed).tolist():
+        record: Any = laws[law[at]]
+        own = tuple(Stage(stage.time[price[at]], stage.busy[price[at]], stage.on_match) for stage in steps)  # type: ignore[index]
+        time, busy = sums(own, [record.first(n - 1).T], n, len(record.records))
+        found[:, at] = time.mean(), time.var(), busy.mean(), (busy / time).mean()
+    other = np.flatnonzero(~replayed)
+    if other.size:
+        some = np.zeros(other.size, dtype=np.bool_) if means is None else means[other]
+        found[:3, other] = _forward_moments(steps, n, laws, law[other], price[other], some)
+        found[3, other] = np.nan
     return found
 
 
@@ -113,54 +115,112 @@ def moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[L
     return np.stack([time, spread[law] * saved[0] ** 2, busy, ratio])
 
 
-def _forward_moments(points: Sequence[StagePoint], n: int, on_match: tuple[int, ...]) -> Floats:
-    """Mean and variance of the time and mean unit-time of `n` tokens, shape (3, points).
+def _forward_moments(
+    steps: tuple[Stage, ...], n: int, laws: Sequence[Law], law: NDArray[np.intp], price: NDArray[np.intp], means: NDArray[np.bool_]
+) -> Floats:
+    """Mean and variance of the time and mean unit-time of `n` tokens at several costs, shape (3, pairs).
 
-    Forward recursion over (stage, last outcome), for each chain of a mixture. It sums deviations from each token's mean time, which
-    avoids the cancellation of large squares.
+    Forward recursions over the states (stage, last outcome), for each chain of a mixture. Means are sums of probability x time.
     """
-    laws = {id(point.law): point.law for point in points}
-    chains = {name: _chains(law) for name, law in laws.items()}
-    first = dict(zip(chains, np.cumsum([0, *map(len, chains.values())]), strict=False))
+    used, law = np.unique(law, return_inverse=True)
+    chains = [_chains(laws[each]) for each in used.tolist()]
+    sizes = np.array([len(each) for each in chains])
     # The last token's match has no effect, so its chance stays 0, as in the sampler. Shape (token, last outcome, chain).
-    chances = np.zeros((n, 2, sum(map(len, chains.values()))))
-    for name, each in chains.items():
-        for number, chain in enumerate(each):
-            chances[:-1, :, first[name] + number] = np.transpose(chain.probabilities(n - 1))
-    walks = {id(point.steps): point.steps for point in points}
-    walk = {name: index for index, name in enumerate(walks)}
+    chances = np.zeros((n, 2, sizes.sum()))
+    for number, chain in enumerate(each for of in chains for each in of):
+        chances[:-1, :, number] = np.transpose(chain.probabilities(n - 1))
+    # A column is a pair with one of its chains.
+    first, count = np.cumsum([0, *sizes])[law], sizes[law]
+    of = np.repeat(np.arange(law.size), count)
+    chain_of, own_price = np.arange(of.size) - np.repeat(np.cumsum(count) - count - first, count), price[of]
+    states = _States.of(tuple(stage.on_match for stage in steps))
+    mass = states.masses(chances)
+    extent = (np.shape(steps[0].time)[0], n)
     times, busies = (
-        np.stack([[np.broadcast_to(stage[field], n) for stage in steps] for steps in walks.values()], axis=-1) for field in (0, 1)
-    )  # shape (stage, token, walk)
-    # A column is a point with one of its chains.
-    sizes = [len(chains[id(point.law)]) for point in points]
-    of = np.repeat(np.arange(len(points)), sizes)
-    own_walk = np.repeat([walk[id(point.steps)] for point in points], sizes)
-    own_chain = np.concatenate([first[id(point.law)] + np.arange(size) for point, size in zip(points, sizes, strict=True)])
-    # Shape (moment, stage, last outcome, column): probability, first and second central moment of the time so far.
-    state = np.zeros((3, len(on_match), 2, of.size))
-    state[0, 0, 0] = 1.0
-    mean, busy = np.zeros(of.size), np.zeros(of.size)
-    for token in range(n):
-        mass = state[0].sum(axis=1)
-        time = times[:, token][:, own_walk]
-        expected = (mass * time).sum(axis=0)
-        mean += expected
-        busy += (mass * busies[:, token][:, own_walk]).sum(axis=0)
-        above = (time - expected)[:, None]
-        state[2] += above * (2 * state[1] + above * state[0])
-        state[1] += above * state[0]
-        hit = state * chances[token][:, own_chain]
-        missed = (state - hit).sum(axis=(1, 2))
-        state = np.zeros_like(state)
-        state[:, 0, 0] = missed
-        for stage, following in enumerate(on_match):
-            state[:, following, 1] += hit[:, stage].sum(axis=1)
-    variance = np.maximum(state[2].sum(axis=(0, 1)), 0.0)
-    weight = 1 / np.array(sizes)
-    means = weight * np.bincount(of, mean)
-    spread = weight * np.bincount(of, variance + (mean - means[of]) ** 2)
-    return np.stack([means, spread, weight * np.bincount(of, busy)])
+        np.stack([np.broadcast_to(np.reshape(stage[field], (extent[0], -1)), extent) for stage in steps]) for field in (0, 1)
+    )  # shape (stage, cost, token)
+    counts = np.zeros((len(steps), n, mass.shape[-1]))
+    np.add.at(counts, states.stage, mass)
+    mean, busy = (
+        linear(counts.reshape(-1, mass.shape[-1]), np.moveaxis(each, 1, 0).reshape(each.shape[1], -1), chain_of, own_price)
+        for each in (times, busies)
+    )
+    if states.independent(chances):  # the time is a sum of independent numbers
+        saved = times[states.stage[1]] - times[0]
+        variance, asked = linear(mass[0] * mass[1], saved**2, chain_of, own_price), np.zeros(0, dtype=np.intp)
+    else:
+        variance, asked = np.full(of.size, np.nan), np.flatnonzero(~means[of])
+    for at in range(0, asked.size, _COLUMNS):
+        part = asked[at : at + _COLUMNS]
+        variance[part] = states.variances(times, chances, mass, own_price[part], chain_of[part])
+    weight = 1 / count
+    whole = weight * np.bincount(of, mean)
+    spread = weight * np.bincount(of, variance + (mean - whole[of]) ** 2)
+    return np.stack([whole, spread, weight * np.bincount(of, busy)])
+
+
+_COLUMNS = 2000
+"""Columns whose arrays of a token stay in the cache of a processor."""
+
+
+class _States(NamedTuple):
+    """States of a decoding: the first token or a miss before it, and a match before it in each stage that follows one."""
+
+    stage: NDArray[np.intp]
+    """Stage of each state; the first state is after a miss."""
+    following: NDArray[np.intp]
+    """State after a match in each state."""
+
+    @staticmethod
+    def of(on_match: tuple[int, ...]) -> _States:
+        """States of stages with these numbers of the stages that follow a match."""
+        after = [*dict.fromkeys(on_match)]
+        stage = np.array([0, *after])
+        return _States(stage, np.array([1 + after.index(on_match[each]) for each in stage.tolist()]))
+
+    def independent(self, chances: Floats) -> bool:
+        """True if the states of tokens are independent: there are two, after a miss and after a match, which are independent."""
+        return self.stage.size == 2 and np.array_equal(chances[:, 0], chances[:, 1])
+
+    def masses(self, chances: Floats) -> Floats:
+        """Probability of each state at each token; shape (states, tokens, chains)."""
+        found = np.zeros((self.stage.size, chances.shape[0], chances.shape[2]))
+        if self.independent(chances):
+            found[1, 1:] = chances[:-1, 0]
+            found[0] = 1 - found[1]
+            return found
+        here = found[:, 0].copy()
+        here[0] = 1.0
+        for token, chance in enumerate(chances):
+            found[:, token] = here
+            here = self._next(here, chance)
+        return found
+
+    def variances(
+        self, times: Floats, chances: Floats, mass: Floats, price: NDArray[np.intp], chain: NDArray[np.intp]
+    ) -> Floats:
+        """Variance of the time of columns; `times` has shape (stages, costs, tokens).
+
+        Sums deviations from each token's mean time, which avoids the cancellation of large squares. The first central moment of the
+        time so far is kept by state.
+        """
+        found, first = np.zeros(price.size), np.zeros((self.stage.size, price.size))
+        for token, chance in enumerate(chances):
+            likely, time = mass[:, token].take(chain, axis=1), times[:, :, token].take(price, axis=1)[self.stage]
+            above = time - (likely * time).sum(axis=0)
+            more = above * likely
+            found += (above * (2 * first + more)).sum(axis=0)
+            first = self._next(first + more, chance.take(chain, axis=1))
+        return np.maximum(found, 0.0)
+
+    def _next(self, values: Floats, chance: Floats) -> Floats:
+        """Values by state at the next token; `chance` is that of a match after a miss and after a match."""
+        hit = values * chance[np.minimum(np.arange(self.stage.size), 1)]
+        found = np.zeros_like(values)
+        found[0] = (values - hit).sum(axis=0)
+        for state, following in enumerate(self.following.tolist()):
+            found[following] += hit[state]
+        return found
 
 
 def _chains(law: Law) -> Sequence[Chain]:

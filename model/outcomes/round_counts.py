@@ -230,16 +230,6 @@ class RoundEnds(NamedTuple):
     chance: Floats
 
 
-class RoundTimes(NamedTuple):
-    """Times of rounds with several prices: for each start position an array of shape (endings, prices).
-
-    A time includes what the ending adds to the round that follows.
-    """
-
-    time: Sequence[Floats]
-    busy: Sequence[Floats]
-
-
 def chain_ends(draft_length: int, tokens: int, survival: Floats) -> list[RoundEnds]:
     """Endings of rounds from position 0, 1, ... on: at most one token less than remain is tested.
 
@@ -254,75 +244,44 @@ def chain_ends(draft_length: int, tokens: int, survival: Floats) -> list[RoundEn
 
 
 def start_masses(ends: Sequence[RoundEnds]) -> Floats:
-    """Probability that a round starts at each position, shape (tokens, laws).
+    """Probability that a round starts at each position, shape (tokens, laws); each ending is another number of accepted tokens.
 
     >>> start_masses(chain_ends(1, 4, np.array([[0.5]])))[:, 0].tolist()
     [1.0, 0.5, 0.75, 0.625]
     """
     tokens, laws = len(ends), ends[0].chance.shape[1]
-    state = np.zeros((tokens + 1 + max(int(each.accepted[-1]) for each in ends), laws))
+    state = np.zeros((tokens + max(len(each.accepted) for each in ends), laws))
     state[0] = 1.0
     for start, each in enumerate(ends):
-        _add(state, start, each.accepted, each.chance * state[start])
+        state[start + 1 : start + 1 + len(each.accepted)] += each.chance * state[start]
     return state[:tokens]
 
 
-def _add(state: Floats, start: int, accepted: NDArray[np.int64], more: Floats) -> None:
-    """Add values by ending, first axis of `more`, to the positions where the next rounds start."""
-    if len(accepted) == accepted[-1] + 1:  # each number of tokens once
-        state[start + 1 : start + 1 + len(accepted)] += more
-        return
-    first = np.flatnonzero(np.diff(accepted, prepend=-1))
-    state[start + 1 + accepted[first]] += np.add.reduceat(more, first, axis=0)
+def followed(values: Floats, chance: Floats) -> Floats:
+    """Values of rounds by their start position, with those of all rounds before that lead there.
 
+    The round that follows one from a position starts 1, 2, ... positions later with these probabilities: v(s) = values(s) +
+    chance(0) v(s - 1) + chance(1) v(s - 2) + ..., for each column of `values`, shape (positions, columns). Many positions at once
+    are a product with the matrix that solves this for them.
 
-def timed(
-    ends: Sequence[RoundEnds], times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp]
-) -> tuple[Floats, Floats, Floats]:
-    """Mean and variance of the time, and mean unit-time, of pairs of laws and prices; arrays of shape (pairs,).
-
-    One recursion over the start positions: with the tokens that a round accepts, its time is added to the time until the position
-    that follows.
-
-    Parameters
-    ----------
-    ends, times
-        Endings and times of rounds by their start position; one entry for each token.
-    law, price
-        Index of each pair's law and prices, the last axes of `ends` and `times`.
-
-    >>> two, one = np.full((2, 1), 2.0), np.ones((1, 1))  # rounds that draft nothing take 1
-    >>> mean, variance, _ = timed(
-    ...     chain_ends(1, 3, np.array([[0.5]])), RoundTimes([two, two, one], [two, two, one]), *np.zeros((2, 1), dtype=np.intp))
-    >>> mean.tolist(), variance.tolist()
-    ([3.75], [0.6875])
+    >>> followed(np.array([[1.0], [0.0], [0.0]]), np.array([0.5, 0.25])).tolist()
+    [[1.0], [0.5], [0.5]]
     """
-    found = np.empty((3, law.size))
-    size = max(_TOGETHER // (4 * max(len(each.accepted) for each in ends)), 1)
-    mass = start_masses(ends)
-    pairs = () if times.time is times.busy else zip(times.time, times.busy, strict=True)
-    alike = all(one is other or np.array_equal(one, other) for one, other in pairs)
-    for at in range(0, law.size, size):
-        part = slice(at, at + size)
-        found[:, part] = _timed(ends, mass[:, law[part]], times, law[part], price[part], alike=alike)
-    return found[0], np.maximum(found[1] - found[0] ** 2, 0.0), found[2]
+    most, size = len(chance), min(_POSITIONS, len(values))
+    alone = np.zeros(size + most)  # of a value of 1 at the first position
+    alone[most] = 1.0
+    for place in range(most + 1, size + most):
+        alone[place] = chance @ alone[place - most : place][::-1]
+    apart = np.arange(size)[:, None] - np.arange(size)
+    solved = np.where(apart >= 0, alone[most:][apart], 0.0)
+    found = np.concatenate([np.zeros((most, values.shape[1])), values])
+    for at in range(most, len(found), size):
+        part = found[at : at + size]
+        for steps, likely in enumerate(chance.tolist(), 1):  # of the rounds before these
+            part[:steps] += likely * found[at - steps : at][: len(part)]
+        part[:] = solved[: len(part), : len(part)] @ part
+    return found[most:]
 
 
-def _timed(
-    ends: Sequence[RoundEnds], mass: Floats, times: RoundTimes, law: NDArray[np.intp], price: NDArray[np.intp], *, alike: bool
-) -> tuple[Floats, Floats, Floats]:
-    tokens = len(ends)
-    # Mean and mean square of the time until a start, with its probability.
-    means, squares = np.zeros((2, tokens + 1 + max(int(each.accepted[-1]) for each in ends), price.size))
-    busy, last, chance = np.zeros(price.size), None, np.zeros(0)
-    for start, each in enumerate(ends):
-        if each is not last:
-            last, chance = each, np.take(each.chance, law, axis=1)
-        time = np.take(times.time[start], price, axis=1)
-        mean, spent = means[start], time * mass[start]
-        _add(means, start, each.accepted, chance * (mean + spent))
-        _add(squares, start, each.accepted, chance * (squares[start] + time * (2 * mean + spent)))
-        if not alike:
-            busy += (chance * np.take(times.busy[start], price, axis=1)).sum(axis=0) * mass[start]
-    mean, square = (each[tokens:].sum(axis=0) for each in (means, squares))
-    return mean, square, mean if alike else busy
+_POSITIONS = 64
+"""Positions that are taken at once."""

@@ -33,9 +33,14 @@ Numbers = Mapping[str, NDArray[Any]]
 
 
 class _Found(NamedTuple):
-    """What groups of cases have in common whose costs differ in the same numbers from the same costs."""
+    """What groups of cases have in common whose costs differ in the same numbers; all but promotions are the same."""
 
+    first: PointCosts
+    """Costs of the first of these groups."""
     costs: VariedSeconds
+    """Costs with the numbers, of the first of these groups."""
+    numbers: Numbers
+    """Valid values of the numbers."""
     alone: VariedSeconds | None
     """Of plain decoding on one device (`PointCosts.one_device`)."""
     columns: Numbers
@@ -49,21 +54,45 @@ def varied(
     """Cases with these numbers of their costs, and the mask of valid ones; None if they must be resolved one by one.
 
     `first` is a case with other values of the numbers, `tables` are its tables and `index` is its method's. `make` resolves one of
-    the cases, and `build` makes the record of a section. What tests a time for 0 only is the same for all cases: others than with
-    `first` count as invalid here. `shared` holds what other groups with the same costs have found.
+    the cases, and `build` makes the record of a section. What tests a time for 0 only is the same for all cases, and so is the peak
+    demand: others than with `first` count as invalid here. `shared` holds what other groups with the same costs have found.
     """
     record = _record(first, tables, index, build)
     if record is None or first.hardware is None or not {*numbers} <= {*VARIED}:
         return None
-    key = id(first.hardware), *((name, values.dtype, values.tobytes()) for name, values in numbers.items())
+    needs = first.hardware.needs._replace(handover_layer=0)
+    key = id(record), needs, *((name, values.dtype, values.tobytes()) for name, values in numbers.items())
     if key not in shared:
-        shared[key] = first.hardware, _found(record, first.hardware, numbers)
+        shared[key] = record, _found(record, first.hardware, numbers)
     found: _Found | None = shared[key][1]
     if found is None:
         return None
+    costs = found.costs
+    if first.hardware is not found.first:
+        costs = _costs(first.hardware.cost, first.hardware, found.numbers, len(found.costs))
     places = np.flatnonzero(found.valid)
-    group = HardwareGroup(first, found.costs, found.columns, lambda place: make(int(places[place])), alone=found.alone)
-    return group, found.valid
+    group = HardwareGroup(first, costs, found.columns, lambda place: make(int(places[place])), alone=found.alone)
+    alike = _alike(first, costs)
+    if alike is None:
+        return None
+    if alike.all():
+        return group, found.valid
+    valid = np.zeros_like(found.valid)
+    valid[places[alike]] = True
+    return group.at(np.flatnonzero(alike)), valid
+
+
+def _alike(first: Case, costs: VariedSeconds) -> NDArray[np.bool_] | None:
+    """Which costs have the same peak demand as a case; None if this is not known without making their cases."""
+    parameters, tokens = first.parameters, first.settings.tokens
+    own = {_TIMES.get(name, name): True for name in VARIED if name not in _STEPS}
+    if watched_costs.tested_alone(first.cost, own, lambda cost: parameters.demand(cost, tokens)) is not None:
+        return np.ones(len(costs), dtype=np.bool_)
+    found = [parameters.demands(each.joined(), tokens) for each in _blocks(costs)]
+    if not found or None in found:
+        return None
+    wanted = first.peak_demand
+    return np.concatenate([(each.units == wanted.units) & (each.transfers == wanted.transfers) for each in found if each])
 
 
 def _record(first: Case, tables: Tables, index: int, build: Callable[..., Any]) -> HardwareCost | None:
@@ -71,9 +100,6 @@ def _record(first: Case, tables: Tables, index: int, build: Callable[..., Any]) 
     kind, table = type(first.parameters), tables.get("cost", {})
     decides = kind.with_costs is not MethodParameters.with_costs or first.parameters.context_budgets
     if first.hardware is None or decides:
-        return None
-    own = {_TIMES.get(name, name): True for name in VARIED if name not in _STEPS}
-    if watched_costs.tested_alone(first.cost, own, lambda cost: first.parameters.demand(cost, first.settings.tokens)) is None:
         return None
     if method_tables(tables)[index].get("cost") is not None or not isinstance(table, Mapping):
         return None
@@ -104,7 +130,7 @@ def _found(record: HardwareCost, first: PointCosts, numbers: Numbers) -> _Found 
     alone = None
     if len(costs) and first.tensor_parallel > 1:
         alone, columns["one_device_error"] = _on_one_device(record, first, own, len(costs))
-    return _Found(costs, alone, columns, valid)
+    return _Found(first, costs, own, alone, columns, valid)
 
 
 def _costs(cost: PassSeconds, of: PointCosts, numbers: Numbers, size: int) -> VariedSeconds:

@@ -566,7 +566,7 @@ def _prices(
     return cost
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _shared_tables(*_: Any) -> dict[Any, Any]:
     """Times with these kernels, which costs that differ in overheads only share; without a prompt, those of all prompts."""
     return {}

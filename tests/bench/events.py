@@ -12,7 +12,7 @@ import simpy
 from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import World
 from model.methods.ppd import algorithm as ppd
-from sim.engine import events
+from sim.engine import events, passes_alone
 from sim.engine.simulated_clock import SimulatedClock
 from tests.bench.measure import Benchmark, rate
 
@@ -98,7 +98,7 @@ def counted(do: Callable[[], object]) -> int:
             steps += 1
             super().step()
 
-    with mock.patch.object(events, "SimulatedClock", Counting):
+    with mock.patch.object(passes_alone, "SimulatedClock", Counting):
         do()
     return steps
 

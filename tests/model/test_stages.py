@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model.base.checks import ParameterError
-from model.methods.stages import Stage, StagePoint, moments, moments_of_points, sums
+from model.methods.stages import Stage, moments, moments_of_pairs, sums
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, RecordedProbabilities, Replay
 
 TWO = (Stage(7.0, 11.0, 1), Stage(3.0, 20.0, 1))
@@ -140,14 +140,28 @@ def test_a_law_of_counts_suffices_only_for_two_uniform_stages() -> None:
             moments(steps, 5, Pair())
 
 
-def test_moments_of_many_points_equal_those_of_each() -> None:
-    """Points may share laws, stages and numbers of tokens."""
-    steps = [each for n in (2, 5) for of in (TWO, THREE, FOUR) for each in (of, by_position(of, n))]
-    sizes = np.repeat([2, 5], 6).tolist()
-    points = [StagePoint(each, n, law) for each, n in zip(steps, sizes, strict=True) for law in LAWS]
-    found = moments_of_points(points)
-    for column, point in zip(found.T, points, strict=True):
-        assert column.tolist() == pytest.approx(moments(*point), nan_ok=True, rel=1e-13, abs=1e-13)
+@pytest.mark.parametrize("steps", [TWO, THREE, FOUR])
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("varied", [False, True])
+def test_moments_of_pairs_equal_those_of_each(steps: tuple[Stage, ...], n: int, varied: bool) -> None:
+    """Of all laws at several costs, in any order; of pairs of which only means are asked all but the variance."""
+    factors = np.array([1.0, 0.5, 3.0])
+    own = by_position(steps, n) if varied else steps
+    costs = [
+        tuple(Stage(factor * time, busy / factor, on_match) for time, busy, on_match in own) for factor in factors.tolist()
+    ]
+    together = tuple(
+        Stage(np.array([stage.time for stage in of]), np.array([stage.busy for stage in of]), of[0].on_match)
+        for of in zip(*costs, strict=True)
+    )
+    law, price = np.repeat(np.arange(len(LAWS)), factors.size)[::-1], np.tile(np.arange(factors.size), len(LAWS))
+    means = np.arange(law.size) % 2 == 0
+    found = moments_of_pairs(together, n, LAWS, law, price)
+    for column, of, which in zip(found.T, law.tolist(), price.tolist(), strict=True):
+        assert column.tolist() == pytest.approx(moments(costs[which], n, LAWS[of]), nan_ok=True, rel=1e-13, abs=1e-13)
+    some = moments_of_pairs(together, n, LAWS, law, price, means)
+    assert np.array_equal(some[:, ~means], found[:, ~means], equal_nan=True)
+    assert np.array_equal(some[[0, 2, 3]], found[[0, 2, 3]], equal_nan=True)
 
 
 def test_too_short_records_are_refused() -> None:

@@ -622,6 +622,24 @@ def test_sources_of_times_do_not_depend_on_prompts_and_times() -> None:
     assert scenario_file.cost_source(swept).endswith("; prompt 7, 9, tensor_parallel 1")
 
 
+@pytest.mark.parametrize("swept", ["cost.prompt", "cost.link_s", "cost.step_s"])
+def test_costs_with_another_demand_are_resolved_alone(swept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a slow link the main process of PPD ends before its candidates arrive, and fewer units are needed at once."""
+    resolved: list[Any] = []
+    alone = cases.resolve_but_outcomes
+    monkeypatch.setattr(cases, "resolve_but_outcomes", lambda *args: resolved.append(args) or alone(*args))
+    values = {"cost.prompt": [*range(5, 25)], "cost.link_s": [1e-5, 2e-5, 3e-5, 1.0, 2.0, 4e-5], "cost.step_s": [0.001, 0.002] * 4}
+    tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["ppd"]}
+    tables |= {"cluster": {"units": 2}, "cost": {**H100, "link_s": 1e-5, "step_s": 0.001}}
+    tables |= {"sweep": {"method.exit_layer": [16, 24], swept: values[swept]}}
+    together = frame_of(tables)
+    assert len(resolved) == 2 * (3 if swept == "cost.link_s" else 1)
+    with one_by_one():
+        assert_same(together, frame_of(tables))
+    waits = together["no_value_because"].is_not_null()
+    assert waits.all() if swept != "cost.link_s" else waits.to_list() == [True, True, True, False, False, True] * 2
+
+
 def test_prompts_and_steps_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of one of them with zeros, which is resolved for zeros and for other values."""
     right, made = cases.resolve_but_outcomes, []

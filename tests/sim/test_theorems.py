@@ -26,7 +26,7 @@ from model.methods.ppd import theory as formulas
 from model.outcomes import outcome_laws, random_streams
 from model.steps import Join, Steps, Stop
 from sim.commands.sim_app import app
-from sim.engine import events
+from sim.engine import events, passes_alone
 from sim.theorems import THEOREMS, check, replay, select
 from sim.theorems.theorem import Theorem
 from tests.support.theorem_checks import (
@@ -212,7 +212,7 @@ FAULTS: dict[str, Fault] = {
     "24b": with_fault(second_twice, formulas, "position_latency"),
     "24c": with_fault(lambda right, law, n: n * law.rate * (1 - law.rate), outcome_laws.Markov, "variance"),
     "24d": with_fault(lambda right, law, n: right(law, n)[::-1], outcome_laws.Chain, "pmf"),
-    "24e": with_fault(second_twice, formulas, "moments_of_points"),
+    "24e": with_fault(second_twice, formulas, "moments_of_pairs"),
     "25a": with_fault(quotient, formulas, "expected_units_ratio"),
     "25b": with_fault(quotient, formulas, "expected_units_ratio"),
     "25c": with_fault(plus_one, formulas, "mean_busy_units"),
@@ -238,7 +238,7 @@ FAULTS: dict[str, Fault] = {
     "28k": PASSES_IN_HALF_THE_TIME,
     "28l": SLOWER_WITH_UNITS,
     "28m": with_fault(last_come_first_served, events._Engine, "flush"),
-    "28n": with_fault(lambda right, stage, units: right(stage, 1), events._RoundsAhead, "count"),
+    "28n": with_fault(lambda right, stage, units: right(stage, 1), passes_alone._RoundsAhead, "count"),
     "29a": with_fault(slower_with_more_tokens, events._Engine, "__init__"),
     "29b": with_fault(draws_seeded_by_length, random_streams, "tiles"),
     "29c": with_fault(a_match_costs_more, sampler, "stages"),

@@ -13,7 +13,7 @@ from model.methods.ngram import theory as ngram
 from model.methods.speculative.algorithm import DraftedToken
 from model.outcomes import lookup_laws
 from model.steps import Lookup
-from sim.engine import events
+from sim.engine import passes_alone
 from sim.theorems import select
 from sim.theorems.of_methods import ngram as statements
 from sim.theorems.theorem import Theorem
@@ -108,9 +108,9 @@ def usual_only(right: Any, number: int, accepted: bool) -> Any:
     return right(number, False)
 
 
-def never_after_acceptance(right: Any, rounds: Any, laws: Any, times: Any) -> Any:
+def never_after_acceptance(right: Any, rounds: Any, laws: Any) -> Any:
     alike = [lookup_laws.Lookups(law.chances[0], law.drafted, law.survival) for law in laws]
-    return right(rounds, alike, times)
+    return right(rounds, alike)
 
 
 def always_cut(right: Any, tokens: int, *rest: Any, cut: bool = True) -> Any:
@@ -156,7 +156,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("24b", "slow passes", with_fault(slow, THEORY, "_time_of_pass")),
     ("24d", "no wider", with_fault(no_wider, THEORY, "_time_of_pass")),
     ("24e", "wide as the draft", with_fault(wide_of_drafts, THEORY, "round_prices")),
-    ("24e", "state forgotten", with_fault(never_after_acceptance, lookup_rounds, "visits")),
+    ("24e", "state forgotten", with_fault(never_after_acceptance, lookup_rounds._Starts, "of")),
     ("24e", "always cut", with_fault(always_cut, lookup_rounds, "moments_of_pairs")),
     ("24e", "one less", with_fault(one_less, ALGORITHM, "verify")),
     ("24e", "never drafts", with_fault(never_drafts, ALGORITHM, "draft")),
@@ -175,7 +175,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28k", "a pass of 2 tokens takes none", with_fault(lambda right, *args: right(*args) / 2, UnitCost, "forward")),
     ("28l", "slow layers", with_fault(lambda right, *args: [2 * each for each in right(*args)], UnitCost, "layer_times_of")),
     ("28n", "one survives less", with_fault(one_survives_less_of_rounds, World, "draft_rounds")),
-    ("28n", "one token read", with_fault(lambda right, passes, _, *rest: right(passes, 1, *rest), events._AlikePasses, "begun_at")),
+    ("28n", "one token read", with_fault(lambda right, passes, _, *rest: right(passes, 1, *rest), passes_alone._AlikePasses, "begun_at")),
     ("29a", "shortest", with_fault(shortest, text_lookup, "longest_match")),
     ("29a", "last place", with_fault(last_place, text_lookup, "longest_match")),
     ("29b", "without the last", with_fault(without_the_last, text_lookup, "answer")),

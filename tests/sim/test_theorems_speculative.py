@@ -17,7 +17,7 @@ from model.methods.speculative import drafter_prices, rounds_of_batches, static_
 from model.methods.speculative import paths as sampler
 from model.methods.speculative import theory as formulas
 from model.outcomes import outcome_laws
-from sim.engine import events
+from sim.engine import events, passes_alone
 from sim.theorems import drafting_examples, replay, select
 from sim.theorems.theorem import Theorem
 from tests.sim.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
@@ -283,7 +283,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28g", "half the time", PASSES_IN_HALF_THE_TIME),
     ("28h", "all kept", spoil(faulty_speculation.all_accepted)),
     ("28i", "heads by units", with_fault(heads_by_units, events._Engine, "__init__")),
-    ("28n", "one token read", with_fault(lambda right, passes, _, *rest: right(passes, 1, *rest), events._AlikePasses, "begun_at")),
+    ("28n", "one token read", with_fault(lambda right, passes, _, *rest: right(passes, 1, *rest), passes_alone._AlikePasses, "begun_at")),
     ("28n", "one survives less", with_fault(one_survives_less_of_rounds, World, "draft_rounds")),
     ("28n", "heads read nothing again", with_fault(lambda right, *states: right(*states), events, "Features")),
     ("29a", "rejections swapped", REJECTIONS_SWAPPED),

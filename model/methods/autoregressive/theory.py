@@ -10,7 +10,7 @@ from model.costs.step_costs import StepCosts
 from model.interpret.account import Work
 from model.methods.autoregressive.algorithm import Parameters
 from model.methods.claim_bounds import ClaimTerms, Limit
-from model.methods.prediction import Prediction
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.outcomes.outcome_laws import Law
 
 
@@ -21,8 +21,17 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: St
     >>> float(predict(Parameters(40), 128, None, UnitCost(40)).latency)
     5120.0
     """
-    n = checks.whole_array("tokens", tokens, 1)
-    latency = np.asarray(parameters.plain_time(int(n), cost))
+    choice, one = MethodChoice(parameters, int(checks.whole_array("tokens", tokens, 1)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points; passes are priced at all costs together."""
+    return predict_by_decoding(_predict_together, points, lambda parameters: 1, lengths_together=True)
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    latency = points.plain_times()
     one = np.ones_like(latency)
     return Prediction(latency, 0 * one, latency, one, one, latency)
 

@@ -205,6 +205,11 @@ class SegmentCounts(NamedTuple):
     """Segments at each position in which the small model must read two tokens first; shape (positions, laws)."""
 
     @property
+    def summed(self) -> SegmentCounts:
+        """The counts without positions."""
+        return SegmentCounts(*(each.sum(axis=0, keepdims=True) for each in self))
+
+    @property
     def passes(self) -> Floats:
         """Passes of the large model by law."""
         return np.asarray(self.segment.sum(axis=(0, 1, 2)) + self.rollback_pass.sum(axis=(0, 1)))
@@ -307,29 +312,26 @@ def _counted(how: _Counting, fallback: Floats, rollback: Floats) -> SegmentCount
     segment, again = np.zeros((rows, 2, longest + 1, count)), np.zeros((rows, longest, count))
     mass, late = np.zeros((tokens + 1, count)), np.zeros((tokens + 1, count))
     mass[0] = 1.0
-    alike: _SegmentEnds | None = None  # of full length, if all positions have the same rates
-    whole = np.zeros(count)  # probabilities of starts that are counted together, as their segments are alike
+    # If all positions have the same rates, the segments from the first `whole` positions are alike.
+    whole = max(tokens - longest, 0) if constant else 0
+    alike = _SegmentEnds.of(*(np.repeat(rates, longest, axis=0) for rates in (fallback, rollback))) if constant else None
+    advance = None if alike is None else alike.advance(code=code)
     for start in range(tokens):
+        if start < whole:
+            mass[start + 1 : start + 2 + longest] += mass[start] * advance
+            continue
         most = min(longest, tokens - 1 - start)
-        if constant:
-            alike = alike or _SegmentEnds.of(*(np.repeat(rates, most, axis=0) for rates in (fallback, rollback)))
-            ends = alike if len(alike.back) == most else alike.cut(most)
-        else:
-            ends = _SegmentEnds.of(fallback[start : start + most], rollback[start : start + most])
-        here = mass[start]
-        if ends is alike and not by_position:
-            whole += here
-        else:
-            _count(segment, again, start if by_position else 0, ends, here, code=code)
+        ahead, here = slice(start, start + most), mass[start]
+        ends = _SegmentEnds.of(fallback[ahead], rollback[ahead]) if alike is None else alike.cut(most)
+        _count(segment, again, start if by_position else 0, ends, here[None], code=code)
         if most:
             mass[start + 1 : start + 2 + most] += here * ends.advance(code=code)
             if by_position:
-                # The small model has not read the last token of a full draft, nor the first of two tokens of the large model.
-                late[start + 1 + most] += here * ends.accepted[-1]
-                if code:
-                    late[start + 2 : start + 2 + most] += here * ends.back
-    if alike is not None and not by_position:
-        _count(segment, again, 0, alike, whole, code=code)
+                _count_late(late, start, ends, here[None], code=code)
+    if alike is not None and whole:
+        _count(segment, again, 0, alike, mass[:whole] if by_position else mass[:whole].sum(axis=0, keepdims=True), code=code)
+        if by_position:
+            _count_late(late, 0, alike, mass[:whole], code=code)
     late[max(tokens - 1, 0) :] = 0.0  # the last segment has no draft
     return SegmentCounts(segment, again, late[:tokens])
 
@@ -353,7 +355,7 @@ def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: 
     segment, again = np.zeros((most + 1, 2, longest + 1, size)), np.zeros((most + 1, longest, size))
     for tokens in range(1, most + 1):
         ends = full.cut(tokens - 1)
-        _count(segment, again, tokens, ends, np.ones(size), code=code)
+        _count(segment, again, tokens, ends, np.ones((1, size)), code=code)
         for counts in (segment, again):
             counts[tokens] += np.einsum("nl,n...l->...l", ends.advance(code=code), counts[tokens - 1 :: -1])
     # Before at most `longest` tokens remain: probability of a start at each position, of such before it, and where next ones are.
@@ -368,7 +370,7 @@ def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: 
         at, whole[number] = begin, so_far
         window[number, : length - begin + 1] = mass[begin : length + 1][::-1]
     first = np.zeros((1, *segment.shape[1:])), np.zeros((1, *again.shape[1:]))
-    _count(*first, 0, full, np.ones(size), code=code)
+    _count(*first, 0, full, np.ones((1, size)), code=code)
     totals = [
         np.einsum("irl,r...l->...il", window, cut) + np.einsum("il,...l->...il", whole, each[0])
         for cut, each in zip((segment, again), first, strict=True)
@@ -378,12 +380,23 @@ def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: 
 
 
 def _count(segment: Floats, again: Floats, row: int, ends: _SegmentEnds, mass: Floats, *, code: bool) -> None:
-    """Add segments that start with a probability `mass`."""
-    most = len(ends.back)
-    segment[row, 1, :most] += mass * ends.unsure
-    segment[row, 0, most] += mass * ends.written[-1]
+    """Add segments of rows from this one on, which start with the probabilities `mass`, shape (rows, laws)."""
+    most, rows = len(ends.back), slice(row, row + len(mass))
+    segment[rows, 1, :most] += mass[:, None] * ends.unsure
+    segment[rows, 0, most] += mass * ends.written[-1]
     if code:
-        again[row, :most] += mass * ends.back
+        again[rows, :most] += mass[:, None] * ends.back
+
+
+def _count_late(late: Floats, start: int, ends: _SegmentEnds, mass: Floats, *, code: bool) -> None:
+    """Add what follows segments from positions from this one on, which start with the probabilities `mass`.
+
+    The small model has not read the last token of a full draft, nor the first of two tokens of the large model.
+    """
+    most, rows = len(ends.back), len(mass)
+    late[start + 1 + most : start + 1 + most + rows] += mass * ends.accepted[-1]
+    for kept in range(most if code else 0):
+        late[start + 2 + kept : start + 2 + kept + rows] += mass * ends.back[kept]
 
 
 def moments_of_points(points: DecodingPoints[Parameters], price: SegmentPrices) -> round_moments.Moments:
@@ -409,12 +422,12 @@ def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floa
     segment, again = price.segment, price.rollback_pass[..., :longest]
     if not uniform:
         segment, again = np.moveaxis(segment, -2, 2), np.moveaxis(again, -2, 2)  # the position is the first axis of counts
-    columns = [each.reshape(3, segment.shape[1], -1) for each in (segment, again)]
-    if price.reread is not None:
-        columns.append(np.concatenate([price.reread, np.zeros((1, *price.reread.shape[1:]))]))
-    prices = np.concatenate(columns, axis=2)
+    time, unit_time = (_in_columns((segment[each], again[each]), each, price.reread) for each in (0, 1))
+    alike = np.array_equal(time, unit_time)
+    # Arithmetic does not depend on the position, so that it needs the sums of counts over positions only.
+    worked = _in_columns((segment[2], again[2]) if uniform else (segment[2, :, 0], again[2, :, 0]))
     found = np.empty((len(round_moments.Moments._fields), points.law.size))
-    size = max(_COUNTS // (prices.shape[2] if not uniform else tokens + lengths.size * prices.shape[2]), 1)
+    size = max(_COUNTS // (time.shape[1] if not uniform else tokens + lengths.size * time.shape[1]), 1)
     for start in range(0, len(points.laws), size):
         mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
         part = replace(points, laws=points.laws[start : start + size], law=points.law[mine] - start, price=points.price[mine])
@@ -423,15 +436,24 @@ def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floa
         else:
             counted = counts_of_lengths(points.parameters, lengths, part.laws)
         which = length[mine] * len(part.laws) + part.law
-        counts = np.concatenate([each.reshape(-1, each.shape[-1]) for each in counted[: 2 if price.reread is None else 3]])
-        time, busy, operations = (linear(counts, each, which, part.price) for each in prices)
-        passes, drafted = counted.passes[which], counted.drafted[which]
-        found[:, mine] = time, np.full(mine.size, np.nan), busy, operations, passes, drafted
+        rows = [each.reshape(-1, each.shape[-1]) for each in counted[: 2 if price.reread is None else 3]]
+        counts = np.concatenate(rows) if len(rows) > 1 else rows[0]
+        spent = linear(counts, time, which, part.price)
+        busy = spent if alike else linear(counts, unit_time, which, part.price)
+        total = counted.summed
+        operations = linear(np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in total[:2]]), worked, which, part.price)
+        found[:, mine] = spent, np.full(mine.size, np.nan), busy, operations, total.passes[which], total.drafted[which]
     return found
 
 
-_COUNTS = 150_000
-"""Counts that are computed together, so that they stay in the cache of a processor."""
+def _in_columns(each: Sequence[Floats], number: int = 0, reread: Floats | None = None) -> Floats:
+    """Prices in the order of counts, with an axis of costs first; `reread[number]` has those of segments that read two tokens."""
+    columns = [prices.reshape(len(prices), -1) for prices in each]
+    return np.concatenate(columns if reread is None else [*columns, reread[number]], axis=1)
+
+
+_COUNTS = 600_000
+"""Counts that are computed together: a few MB."""
 
 
 def _of_records(parameters: Parameters, tokens: int, law: RecordedDecisions, price: SegmentPrices) -> round_moments.Moments:

@@ -121,8 +121,8 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
         return cost.times(shape, at)
 
     if parameters.exit_layer is not None:
-        alike = price(0, parameters.exit_layer, 1)
-        return np.stack([np.full(alike.shape, np.nan), *[alike] * layers], axis=-1)
+        alike = price(0, parameters.exit_layer, 1)[..., None]
+        return np.broadcast_to(alike, (*alike.shape[:-1], layers + 1))
     by_depth: list[Floats] = []
     run, start = np.zeros(()), 0
     for depth in range(first, layers + 1):
@@ -152,6 +152,11 @@ def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: 
     return np.concatenate([np.zeros((*times.shape[:-1], 1)), times], axis=-1)
 
 
+def prices_of_each(parameters: Parameters) -> int:
+    """Prices of a step at a cost: by depth, unless all tokens leave after the same layer."""
+    return parameters.layers + 1 if parameters.exit_layer is None else 1
+
+
 class Columns(NamedTuple):
     """Batch steps: `counts[i]` steps over `widths[i]` sequences at `positions[i]` take `times[..., i, :]`, by depth."""
 
@@ -172,7 +177,7 @@ def priced_columns(
     positions, widths, counts = _steps(parameters, tokens, separately=separately)
     known, which = np.unique(widths, return_inverse=True)
     prices = column_times(parameters, cost, known) if cost.uniform else None
-    size = max(_PART // (costs * (parameters.layers + 1)), 1)
+    size = max(_PART // (costs * prices_of_each(parameters)), 1)
     for start in range(0, len(counts), size):
         part = slice(start, start + size)
         at, width = positions[part], widths[part]
@@ -232,7 +237,7 @@ def _moments_in_blocks(points: DecodingPoints[Parameters]) -> Floats:
     """Moments at points whose laws are either all by position or none; a limited number of laws is evaluated together."""
     parameters, tokens = points.parameters, points.tokens
     separately = points.laws[0].by_position or not points.cost.uniform
-    steps = len(_steps(parameters, tokens, separately=separately)[2]) * parameters.layers
+    steps = len(_steps(parameters, tokens, separately=separately)[2]) * prices_of_each(parameters)
     size = max(_PART // max(steps, tokens**2 if parameters.fill == "backfill" else 1), 1)
     found = np.empty((2, points.law.size))
     for start in range(0, len(points.laws), size):
@@ -250,8 +255,9 @@ def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats
     costs = int(points.price.max()) + 1
     for part in priced_columns(parameters, tokens, cost, separately=separately, costs=costs):
         chance = _chances(rising, part.positions, part.widths)
-        times = part.times[..., 1:]
-        size = max(_CELLS // (len(part.counts) * parameters.layers), 1)
+        reached = np.flatnonzero(chance.any(axis=(0, 1)))  # one depth, if all tokens leave after the same layer
+        chance, times = chance[..., reached], part.times[..., 1 + reached]
+        size = max(_CELLS // (len(part.counts) * reached.size), 1)
         for start in range(0, points.law.size, size):
             some = slice(start, start + size)
             likely, each = chance[points.law[some]], times[points.price[some]]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
+from model.methods.prediction import linear
 from model.methods.rounds.prices_of_rounds import RoundPrices
 from model.methods.rounds.round_moments import Moments, mean_of
 from model.methods.rounds.round_walks import Tally
@@ -139,6 +140,13 @@ class _RoundOutcomes(NamedTuple):
         """A selection of the laws."""
         return self._replace(share=self.share[..., which], ends=tuple([each[..., which] for each in self.ends]))
 
+    def merged(self) -> _RoundOutcomes:
+        """The same with one kind of round in place of all."""
+        ends = np.zeros((self.before, self.longest + 1, self.share.shape[-1]))
+        for each in self.ends:
+            ends[:, : each.shape[1]] += each
+        return self._replace(share=self.share.sum(axis=0, keepdims=True), ends=(ends,))
+
     def beginning(self, tokens: int) -> Floats:
         """State of decodings at their first position: probability and time until then, by outcome before, position and law."""
         state = np.zeros((2, self.before, tokens + self.longest + 1, self.share.shape[-1]))
@@ -151,31 +159,76 @@ class _RoundOutcomes(NamedTuple):
         More accepted tokens than remain end the decoding, too.
         """
         reached, until = state[:, :, start]
-        following = state[:, :, start + 1 : start + 2 + self.longest]
         mass += (self.share * reached).sum(axis=1)
         first += (self.share * until).sum(axis=1)
-        for end, time in zip(self.ends, times, strict=True):
-            for after, values in zip(following, (reached, until + reached * time), strict=True):
-                spent = (end * values[:, None]).sum(axis=0) if self.before > 1 else end[0] * values[0]
-                after[0, : len(spent) if self.alike else 1] += spent[: len(spent) if self.alike else 1]
-                after[self.before - 1, 1 : 1 if self.alike else len(spent)] += spent[1 : 1 if self.alike else len(spent)]
+        self.spread(state[0], start, [reached] * len(self.ends))
+        self.spread(state[1], start, [until + reached * time for time in times])
+
+    def spread(self, state: Floats, start: int, values: Sequence[Floats]) -> None:
+        """Add values of the rounds from a position, by kind, where the next rounds start; axes (outcome before, position, law)."""
+        after = state[:, start + 1 : start + 2 + self.longest]
+        for end, each in zip(self.ends, values, strict=True):
+            spent = (end * each[:, None]).sum(axis=0) if self.before > 1 else end[0] * each[0]
+            after[0, : len(spent) if self.alike else 1] += spent[: len(spent) if self.alike else 1]
+            after[self.before - 1, 1 : 1 if self.alike else len(spent)] += spent[1 : 1 if self.alike else len(spent)]
 
 
-def visits(rounds: LookupRounds, laws: Sequence[Lookups], times: Floats) -> Visits:
-    """Rounds that start at each position, by a forward recursion, under laws with the same outcomes.
+class _Starts(NamedTuple):
+    """Where rounds of decodings start under several laws with the same outcomes."""
 
-    `times` is by row, kind of round and law.
+    rounds: LookupRounds
+    outcomes: _RoundOutcomes
+    reached: Floats
+    """Probability that a round starts, by outcome before, position and law."""
+
+    @staticmethod
+    def of(rounds: LookupRounds, laws: Sequence[Lookups]) -> _Starts:
+        """By a forward recursion."""
+        outcomes, tokens = _RoundOutcomes.of(rounds.found, laws), rounds.row.size
+        reached = outcomes.beginning(tokens)[0]
+        of_any_kind = outcomes.merged()
+        for start in range(tokens):
+            of_any_kind.spread(reached, start, [reached[:, start]])
+        return _Starts(rounds, outcomes, reached[:, :tokens])
+
+    def summed(self, values: Floats) -> Floats:
+        """Values by outcome before, position and law, weighted by the share of each kind of round; shape (rows, kinds, laws)."""
+        row, each = self.rounds.row, np.asarray(np.einsum("kbl,bsl->skl", self.outcomes.share, values))
+        if np.array_equal(row, np.arange(row.size)):
+            return each
+        found = np.zeros((*self.rounds.drafted.shape, values.shape[-1]))
+        np.add.at(found, row, each)
+        return found
+
+    def squares(self, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
+        """Mean square of the time of pairs of laws and times, the latter of shape (costs, rows, kinds).
+
+        With the tokens that a round accepts, its time is added to the time until the position that follows.
+        """
+        of, by_row = self.outcomes.at(law), np.ascontiguousarray(np.moveaxis(times, 0, -1))
+        state = np.zeros((of.before, self.rounds.row.size + of.longest + 1, law.size))
+        found = np.zeros(law.size)
+        for start, row in enumerate(self.rounds.row.tolist()):
+            reached, until, values = self.reached[:, start].take(law, axis=1), state[:, start], []
+            for share, time in zip(of.share, by_row[row].take(price, axis=1), strict=True):
+                more = reached * time
+                found += time * (share * (2 * until + more)).sum(axis=0)
+                values.append(until + more)
+            of.spread(state, start, values)
+        return found
+
+
+def visits(rounds: LookupRounds, laws: Sequence[Lookups]) -> Floats:
+    """Probability of rounds of each kind under several laws with the same outcomes, summed over the positions of a row.
+
+    Shape (rows, kinds, laws).
 
     >>> law = Lookups.of_rates(0.5, 1.0, 2)
-    >>> visits(rounds_of(3, law, by_position=True), [law], np.ones((3, 2, 1))).mass.sum(axis=(1, 2)).tolist()
+    >>> visits(rounds_of(3, law, by_position=True), [law]).sum(axis=(1, 2)).tolist()
     [1.0, 0.5, 0.25]
     """
-    outcomes = _RoundOutcomes.of(rounds.found, laws)
-    state = outcomes.beginning(rounds.row.size)
-    mass, first = np.zeros((2, *rounds.drafted.shape, len(laws)))
-    for start, row in enumerate(rounds.row.tolist()):
-        outcomes.add(state, start, times[row], mass[row], first[row])
-    return Visits(mass, first)
+    starts = _Starts.of(rounds, laws)
+    return starts.summed(starts.reached)
 
 
 def visits_of_lengths(
@@ -227,19 +280,22 @@ def visits_of_lengths(
 
 _CELLS = 1_000_000
 """Numbers in arrays by position and pair: a few MB."""
+_PAIRS = 1000
+"""Pairs whose arrays of a position stay in the cache of a processor."""
 
 
 def moments_of_pairs(
     tokens: int, laws: Sequence[LookupLaw], prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp],
-    *, cut: bool = True, lengths: Integers | None = None,
+    *, cut: bool = True, means: NDArray[np.bool_] | None = None, lengths: Integers | None = None,
 ) -> Moments:  # fmt: skip
     """Moments of `walk` for pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
 
-    Over records these are the moments of equally likely ones. `lengths` are the tokens of each pair, in place of `tokens`, if
-    prices do not depend on the position.
+    Over records these are the moments of equally likely ones. Of pairs of which only `means` are asked, the variance may be nan.
+    `lengths` are the tokens of each pair, in place of `tokens`, if prices do not depend on the position.
     """
     found = np.empty((len(Moments._fields), law.size))
     every = np.broadcast_to(np.asarray(tokens if lengths is None else lengths), law.size)
+    some = np.broadcast_to(np.asarray(False if means is None else means), law.size)
     groups: dict[tuple[bytes, bytes], dict[int, Lookups]] = {}
     for number, each in enumerate(laws):
         if isinstance(each, Lookups):
@@ -249,13 +305,16 @@ def moments_of_pairs(
             found[:, index] = _of_records(int(every[index]), each, prices.of(int(price[index])), cut=cut)
     size = max(_CELLS // tokens, 1)
     for known in groups.values():
-        own = np.flatnonzero(np.isin(law, [*known]))
+        numbers = np.array([*known])
+        for at in range(0, numbers.size if lengths is None else 0, size):
+            part = numbers[at : at + size]
+            mine = np.flatnonzero((law >= part[0]) & (law <= part[-1]) & np.isin(law, part))
+            which = np.searchsorted(part, law[mine])
+            of = [known[number] for number in part.tolist()]
+            found[:, mine] = _of_lookups(tokens, of, prices, which, price[mine], some[mine], cut=cut)
         if lengths is None:
-            for at in range(0, own.size, size):
-                part = own[at : at + size]
-                of = [known[number] for number in law[part].tolist()]
-                found[:, part] = _of_lookups(tokens, of, prices, price[part], cut=cut)
             continue
+        own = np.flatnonzero(np.isin(law, numbers))
         key, which = np.unique(law[own] * len(prices.time) + price[own], return_inverse=True)
         for at in range(0, key.size, size):
             mine = np.flatnonzero((which >= at) & (which < at + size))
@@ -265,25 +324,33 @@ def moments_of_pairs(
     return Moments(*found)
 
 
-def _of_lookups(tokens: int, laws: Sequence[Lookups], prices: RoundPrices, price: NDArray[np.intp], *, cut: bool) -> Floats:
-    """Rows of `Moments` of pairs of laws and prices, one after another."""
+def _of_lookups(
+    tokens: int, laws: Sequence[Lookups], prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp],
+    means: NDArray[np.bool_], *, cut: bool,
+) -> Floats:  # fmt: skip
+    """Rows of `Moments` of pairs of laws and prices."""
     rounds = rounds_of(tokens, laws[0], cut=cut, by_position=not prices.uniform)
+    starts = _Starts.of(rounds, laws)
+    mass = starts.summed(starts.reached)
     time = prices.time[:, rounds.drafted] if prices.uniform else prices.time[:, 0, rounds.row[:, None], rounds.drafted]
-    spent = np.ascontiguousarray(np.moveaxis(time[price], 0, -1))  # (rows, kinds, pairs)
-    return _summed(visits(rounds, laws, spent), spent, rounds.drafted, prices.operations[price])
+    counts = mass.reshape(-1, len(laws))
+    mean, worked = (
+        linear(counts, each.reshape(len(each), -1), law, price) for each in (time, prices.operations[:, rounds.drafted])
+    )
+    variance, asked = np.full(law.size, np.nan), np.flatnonzero(~means)
+    for at in range(0, asked.size, _PAIRS):
+        part = asked[at : at + _PAIRS]
+        variance[part] = np.maximum(starts.squares(time, law[part], price[part]) - mean[part] ** 2, 0.0)
+    number = np.einsum("rkl,rk->l", mass, rounds.drafted)
+    return np.stack([mean, variance, mean, worked, mass.sum(axis=(0, 1))[law], number[law]])
 
 
 def _of_lengths(
     lengths: Integers, laws: Sequence[Lookups], times: Floats, which: NDArray[np.intp], operations: Floats, *, cut: bool
 ) -> Floats:
     """Rows of `Moments` of decodings; `which` is the index of their laws and of their times, of shape (pairs, tokens + 1)."""
-    found, drafted = visits_of_lengths(lengths, laws, np.ascontiguousarray(times.T), which, cut=cut)
-    return _summed(found, np.moveaxis(times[:, drafted][which], 0, -1), drafted, operations)
-
-
-def _summed(found: Visits, spent: Floats, drafted: Integers, operations: Floats) -> Floats:
-    """Rows of `Moments` from visits and their times, by row, kind and pair; `operations` are by pair and drafted tokens."""
-    mass, first = found
+    (mass, first), drafted = visits_of_lengths(lengths, laws, np.ascontiguousarray(times.T), which, cut=cut)
+    spent = np.moveaxis(times[:, drafted][which], 0, -1)
     mean, square = (mass * spent).sum(axis=(0, 1)), (spent * (2 * first + spent * mass)).sum(axis=(0, 1))
     worked = np.einsum("rkp,prk->p", mass, operations[:, drafted])
     number = np.einsum("rkp,rk->p", mass, drafted)

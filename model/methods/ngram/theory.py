@@ -81,7 +81,7 @@ def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
     parameters, tokens = points.parameters, points.tokens
     prices = round_prices(parameters, points.cost, tokens=tokens)
     pairs = points.laws, prices, points.law, points.price
-    found = lookup_rounds.moments_of_pairs(tokens, *pairs, cut=parameters.cut, lengths=points.lengths)
+    found = lookup_rounds.moments_of_pairs(tokens, *pairs, cut=parameters.cut, means=points.means, lengths=points.lengths)
     return prediction_of(points, found, units_alike(prices))
 
 
@@ -124,7 +124,7 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[LookupLaw])
     size = max(_CELLS // width.size, 1)
     for at in range(0, len(known), size):
         part = known[at : at + size]
-        mass = lookup_rounds.visits(rounds, part, np.zeros((*width.shape, 1))).mass
+        mass = lookup_rounds.visits(rounds, part)
         sums[:, at : at + size] = [np.einsum("rkl,rk->l", mass, each) for each in of_round]
     passes, read, attended, rows = sums
     return Work({"target": Totals(

@@ -192,14 +192,27 @@ class Parameters(MethodParameters):
             return self._demand_of_tree(cost, at, tokens)
         if self.form == "eager":
             return self._eager_demand(cost, at, tokens)
-        later, units = at if cost.uniform else at[1:], 1  # after a match
+        units, transfers = self._barrier_demand(cost, at, tokens)
+        return Demand(int(units), int(transfers))
+
+    def demands(self, cost: StepCosts, tokens: int) -> Demand | None:
+        """See `MethodParameters`; of the forms with a barrier."""
+        if self.form in ("nested", "eager") or cost.uniform:
+            return None
+        units, transfers = self._barrier_demand(cost, np.arange(tokens), tokens)
+        return Demand(units, transfers)
+
+    def _barrier_demand(self, cost: StepCosts, at: NDArray[np.intp], tokens: int) -> tuple[Any, Any]:
+        """Units and transfers at a cost, or at each of several."""
+        later, units = at if cost.uniform else at[1:], np.ones((), dtype=np.intp)  # after a match
+        link = np.asarray(cost.link)[..., None]
         gaps = [(self.exit_layer, at), (max(self.exit_layer, self.layers - self.exit_layer), later)]
         for gap, where in gaps[: min(tokens, 2)]:
             run = cost.times(self.sub_process(self.layers - gap), where + 1)
-            alone: Any = not cost.link and (cost.times(PassShape(LayerSpan(gap, self.layers)), where) > 0).all()
-            sent = alone or cost.link < cost.times(main_process(gap, self.layers), where)  # before the main process ends
-            units = max(units, int((np.where(run > 0, self.sub_processes, 1) + sent).max()))
-        return Demand(units, self.sub_processes if cost.link else 1)
+            alone = (link == 0) & (cost.times(PassShape(LayerSpan(gap, self.layers)), where) > 0).all(axis=-1, keepdims=True)
+            sent = alone | (link < cost.times(main_process(gap, self.layers), where))  # before the main process ends
+            units = np.maximum(units, (np.where(run > 0, self.sub_processes, 1) + sent).max(axis=-1))
+        return units, np.where(np.asarray(cost.link) > 0, self.sub_processes, 1)
 
     def _eager_demand(self, cost: StepCosts, at: NDArray[np.intp], tokens: int) -> Demand:
         exit_layer, subs = self.exit_layer, self.sub_processes

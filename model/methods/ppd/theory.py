@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.many_costs import VariedCosts
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
@@ -26,7 +25,7 @@ from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.ppd.algorithm import Parameters, main_process
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
-from model.methods.stages import Stage, StagePoint, moments_of_counts, moments_of_points
+from model.methods.stages import Stage, moments_of_pairs
 from model.outcomes.outcome_laws import Iid, Law, Markov, constant_rates
 
 Floats = NDArray[np.float64]
@@ -416,6 +415,10 @@ class _StagePasses(NamedTuple):
     def _times(self, shape: PassShape, ahead: int) -> Floats:
         return self.cost.times(shape, 0 if self.cost.uniform else np.arange(ahead, ahead + self.tokens))
 
+    def each(self, number: Any) -> Any:
+        """A number of the cost, or of each of several, with an axis of tokens if times depend on the position."""
+        return number if self.cost.uniform else np.asarray(number)[..., None]
+
     def stage(self, time: Floats, busy: Floats, on_match: int) -> Stage:
         """Stage of numbers, or of arrays if times depend on the position, or for several costs."""
         single = self.cost.uniform and not np.ndim(time)
@@ -425,25 +428,28 @@ class _StagePasses(NamedTuple):
 def _barrier_stage(passes: _StagePasses, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
     """Stage of Algorithm 2 that begins at layer `depth` and predicts at layer `gap`, with its barrier."""
     cost, subs, layers = passes.cost, passes.parameters.sub_processes, passes.parameters.layers
-    before = passes.main(depth, gap) + cost.dispatching(subs)
+    before = passes.main(depth, gap) + passes.each(cost.dispatching(subs))
     rest, run = passes.main(gap, layers), passes.sub(layers - gap)
-    time = before + np.maximum(rest, cost.link + run)
-    return passes.stage(time + (cost.promotion if promoted else 0.0), before + rest + subs * run, on_match)
+    time = before + np.maximum(rest, passes.each(cost.link) + run)
+    return passes.stage(time + (passes.each(cost.promotion) if promoted else 0.0), before + rest + subs * run, on_match)
 
 
 def _eager_stages(passes: _StagePasses) -> tuple[Stage, ...]:
     cost, subs, exit_at = passes.cost, passes.parameters.sub_processes, passes.parameters.exit_layer
     alone, head = passes.main(0, exit_at), passes.main(exit_at, exit_at)
     rest, whole = passes.main(exit_at, passes.parameters.layers), passes.sub(exit_at)
-    after_head = cost.dispatching(subs) + rest
+    after_head = passes.each(cost.dispatching(subs)) + rest
     # Progress of a sub-process when its token is known; negative if it has yet to start: the main process waits for it.
-    ahead = np.minimum(whole, rest - cost.link)
+    ahead = np.minimum(whole, rest - passes.each(cost.link))
     run = np.maximum(ahead, 0.0)
     # The rest of it runs as part of the next token.
-    waited, left = (each if cost.uniform else np.append(0.0, each[:-1]) for each in (whole - ahead, whole - run))
+    waited, left = (
+        each if cost.uniform else np.concatenate([np.zeros_like(each[..., :1]), each[..., :-1]], axis=-1)
+        for each in (whole - ahead, whole - run)
+    )
     return (
         passes.stage(alone + after_head, alone + after_head + subs * run, 1),
-        passes.stage(waited + cost.promotion + head + after_head, left + head + after_head + subs * run, 1),
+        passes.stage(waited + passes.each(cost.promotion) + head + after_head, left + head + after_head + subs * run, 1),
     )
 
 
@@ -514,37 +520,20 @@ def _of_form(form: str, points: PredictionPoints[Parameters]) -> Prediction:
 
 
 def _summed(points: PredictionPoints[Parameters]) -> Prediction:
-    """Prediction from stages summed over the law; the stages of a choice are computed once for all laws."""
-    if all(isinstance(group.costs, VariedCosts) for group in points.groups().groups):
-        return predict_by_decoding(_summed_together, points, lambda parameters: 6)
-    chosen, laws, index = points.pairs()
-    choices = {choice: points.choices[choice] for choice in dict.fromkeys(chosen.tolist())}
-    steps = {choice: stages(parameters, cost, tokens) for choice, (parameters, tokens, cost) in choices.items()}
-    plain = {choice: parameters.plain_time(tokens, cost) for choice, (parameters, tokens, cost) in choices.items()}
-    pairs = zip(chosen.tolist(), laws.tolist(), strict=True)
-    found = moments_of_points([StagePoint(steps[choice], choices[choice].tokens, points.laws[law]) for choice, law in pairs])
-    of_choices = [(float(choices[choice].parameters.units), plain[choice]) for choice in chosen.tolist()]
-    return Prediction(*found, *np.array(of_choices).T).at(index)
+    """Prediction from stages summed over the law; passes are priced at all costs together."""
+    return predict_by_decoding(_summed_together, points, lambda parameters: 6)
 
 
 def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
-    """`_summed` at points whose costs differ in numbers only: times of passes are computed once for all costs."""
-    parameters, tokens, size = points.parameters, points.tokens, int(points.price.max()) + 1
-    together = stages(parameters, points.cost, tokens)
-    units, plain = np.full(points.law.size, float(parameters.units)), parameters.plain_time(tokens, points.cost)[points.price]
-    if len(together) == 2 and points.cost.uniform:
-        miss, match = (np.array([np.broadcast_to(each, size) for each in stage[:2]])[:, points.price] for stage in together)
-        latency, variance, busy, ratio = moments_of_counts(miss, match, tokens, points.laws, points.law)
-        return Prediction(latency, variance, busy, ratio, units, plain)
-    columns = [(np.broadcast_to(time, size).tolist(), np.broadcast_to(busy, size).tolist()) for time, busy, _ in together]
-    steps = [
-        tuple(Stage(time[each], busy[each], of.on_match) for of, (time, busy) in zip(together, columns, strict=True))
-        for each in range(size)
-    ]
-    pairs = zip(points.price.tolist(), points.law.tolist(), strict=True)
-    found = moments_of_points([StagePoint(steps[price], tokens, points.laws[law]) for price, law in pairs])
-    latency, variance, busy, ratio = found
-    return Prediction(latency, variance, busy, ratio, units, plain)
+    """`_summed` at points that share parameters and tokens."""
+    parameters, tokens, cost, size = points.parameters, points.tokens, points.cost, int(points.price.max()) + 1
+    extent = size if cost.uniform else (size, tokens)
+    steps = tuple(
+        Stage(np.broadcast_to(time, extent), np.broadcast_to(busy, extent), on_match)
+        for time, busy, on_match in stages(parameters, cost, tokens)
+    )
+    latency, variance, busy, ratio = moments_of_pairs(steps, tokens, points.laws, points.law, points.price, points.means)
+    return Prediction(latency, variance, busy, ratio, np.full(latency.size, float(parameters.units)), points.plain_times())
 
 
 def steady_state(parameters: Parameters, laws: Sequence[Any], prices: SteadyPrices) -> Floats:

@@ -83,15 +83,28 @@ def starts_of_laws(draft_length: int, tokens: int, laws: Sequence[Chain | Rounds
     return Starts(mass, after_full)
 
 
-def starts_by_accepted(draft_length: int, tokens: int, law: Chain | Rounds) -> Floats:
-    """Probability that a round starts at each position after one that accepted 0, 1, ... tokens; shape (tokens, longest + 1).
+def starts_by_accepted(draft_length: int, tokens: int, laws: Sequence[Chain | Rounds]) -> Floats:
+    """Probability that a round starts at each position after one that accepted 0, 1, ... tokens, under several laws.
 
-    The first round follows none.
+    The first round follows none. Shape (laws, tokens, longest + 1).
 
     >>> from model.outcomes.outcome_laws import ByPosition
-    >>> starts_by_accepted(2, 5, ByPosition([1, 1, 0, 0, 1])).tolist()[3:]
+    >>> starts_by_accepted(2, 5, [ByPosition([1, 1, 0, 0, 1])])[0].tolist()[3:]
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
+    reached = survival_of(laws, draft_length)
+    if reached is None:
+        return np.stack([_starts_by_accepted(draft_length, tokens, law) for law in laws])
+    ends = round_counts.chain_ends(draft_length, tokens + draft_length, reached)  # of the first rounds: not cut
+    mass = round_counts.start_masses(ends[draft_length:])
+    found = np.zeros((len(laws), tokens, draft_length + 1))
+    for accepted in range(min(draft_length + 1, tokens)):  # a draft that is cut there ends the decoding
+        found[:, accepted + 1 :, accepted] = (ends[0].chance[accepted] * mass[: tokens - accepted - 1]).T
+    return found
+
+
+def _starts_by_accepted(draft_length: int, tokens: int, law: Chain | Rounds) -> Floats:
+    """`starts_by_accepted` of one law, position by position."""
     steps, found = RoundSteps([(draft_length, tokens, law)]), np.zeros((tokens, draft_length + 1))
     ends = steps.ended(steps.forward(np.zeros((tokens, 1))).mass)[..., 0]
     for accepted in range(min(draft_length + 1, tokens)):

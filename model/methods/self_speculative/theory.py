@@ -32,7 +32,15 @@ from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds.prices_of_rounds import RoundPrices, slowest_of, sums_from, times_by_width
+from model.methods.rounds.prices_of_rounds import (
+    RoundPrices,
+    drafted_by_start,
+    slowest_of,
+    sums_before,
+    sums_from,
+    times_by_start,
+    times_by_width,
+)
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import predict_rounds
 from model.methods.rounds.round_starts import starts_of_laws
@@ -59,7 +67,6 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
     """
     longest = parameters.draft_length
     drafted = np.arange(longest + 1)
-    part = parameters.drafting_layers / parameters.layers
     at = np.arange(tokens + longest)
     shape = PassShape(parameters.early, heads=1, within_step=True, context_budget=parameters.context_budget)
     drafting = cost.times(shape, 0 if cost.uniform else at)
@@ -82,10 +89,38 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
         ahead = np.minimum(np.arange(tokens)[:, None] + drafted[None, 1:], last.shape[-1] - 1)
         one = np.concatenate([plain[..., None], drafts + last[..., ahead] + verify], axis=-1)
         time = np.stack([one, one], axis=-3)
-    operations = (1.0 + drafted) * (1 - part if parameters.reuse else 1.0) + drafted * part + (part if parameters.reuse else 0.0)
-    operations[0] = 1.0
     costs = drafting.shape if cost.uniform else drafting.shape[:-1]
-    return RoundPrices(time, time, np.broadcast_to(operations, (*costs, longest + 1)))
+    return RoundPrices(time, time, np.broadcast_to(_operations(parameters), (*costs, longest + 1)))
+
+
+def _operations(parameters: Parameters) -> Floats:
+    """Arithmetic of rounds with 0, 1, ..., `draft_length` drafted tokens, in units of one token in the target."""
+    drafted, part = np.arange(parameters.draft_length + 1.0), parameters.drafting_layers / parameters.layers
+    found = (1.0 + drafted) * (1 - part if parameters.reuse else 1.0) + drafted * part + (part if parameters.reuse else 0.0)
+    found[0] = 1.0
+    return found
+
+
+def _prices_by_start(parameters: Parameters, cost: StepCosts, tokens: int) -> RoundPrices:
+    """`round_prices` for rounds with `drafted_by_start` tokens: by start position only, if times depend on it."""
+    if cost.uniform:
+        return round_prices(parameters, cost, tokens=tokens)
+    longest, start = parameters.draft_length, np.arange(tokens)
+    drafted, at = drafted_by_start(longest, tokens, parameters.cut), np.arange(tokens + longest)
+    span = parameters.late if parameters.reuse else parameters.whole
+    shape = PassShape(parameters.early, heads=1, within_step=True, context_budget=parameters.context_budget)
+
+    def verify(width: int, at: NDArray[np.int64]) -> Floats:
+        whole = PassShape(span, width=width, heads=width, joins=parameters.reuse)
+        return cost.plain_times(at) if width == 1 else cost.times(whole, at)
+
+    until = sums_before(cost.times(shape, at))
+    time = times_by_start(verify, drafted + 1) + (until[..., start + drafted] - until[..., :tokens])
+    if parameters.reuse:
+        last = cost.times(PassShape(parameters.early, within_step=True), at)
+        time = time + np.where(drafted > 0, last[..., start + drafted], 0.0)
+    time = np.stack([time] * 2, axis=-2)
+    return RoundPrices(time, time, np.broadcast_to(_operations(parameters), (*time.shape[:-2], longest + 1)))
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: StepCosts) -> Prediction:
@@ -104,7 +139,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, computed together."""
-    return predict_rounds(points, lambda parameters, tokens, cost: (round_prices(parameters, cost, tokens=tokens), None))
+    return predict_rounds(points, lambda parameters, tokens, cost: (_prices_by_start(parameters, cost, tokens), None))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

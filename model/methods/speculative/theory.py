@@ -160,7 +160,7 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     layers, deep = parameters.layers, parameters.draft_layers
     target = Totals(runs, layers * runs, layers * verified, layers * seen, layers * rows, head_runs=runs, heads=verified)
     if parameters.reads_states:
-        after = np.stack([starts_by_accepted(most, tokens, law) for law in known]) * drafts[:, None]
+        after = starts_by_accepted(most, tokens, known) * drafts[:, None]
         accepted = np.arange(most + 1)
         # Accepted tokens that are read again are at the positions before the start of the round; each sees those up to itself.
         before = accepted * place[:, None] - accepted * (accepted - 1) / 2

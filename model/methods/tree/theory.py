@@ -66,7 +66,7 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
 
 def _prices_of_each(parameters: Parameters) -> int:
     """Prices of a cost, at each position if they depend on it."""
-    return 4 * (1 + tree_rounds.most_unread(parameters))
+    return 1 + tree_rounds.most_unread(parameters)
 
 
 def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
@@ -87,7 +87,7 @@ def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
     for count in np.unique(classes[classes > 0]).tolist():
         own = np.flatnonzero(classes == count)
         part = points.at(own)
-        pairs = part.laws, price, part.law, part.price, part.lengths
+        pairs = part.laws, price, part.law, part.price, part.lengths, part.means
         found[:, own] = tree_rounds.moments_of_pairs(parameters, tokens, *pairs)
     return prediction_of(points, Moments(*found), units_alike(price))
 

@@ -9,6 +9,7 @@ with a draft that reads the target's states, one more for each accepted token.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
+from model.methods.prediction import linear
 from model.methods.rounds.round_moments import Moments, mean_of, mixed
 from model.methods.rounds.round_walks import Tally
 from model.methods.tree.algorithm import EAGLE_2, Parameters
 from model.methods.tree.draft_trees import ROOT, DraftTree, require_rates
 from model.outcomes import round_counts
 from model.outcomes.rank_laws import RankLaw, RankRates, Ranks, ReplayedRanks
-from model.outcomes.round_counts import PricesOfRounds, RoundEnds, RoundTimes
+from model.outcomes.round_counts import PricesOfRounds, RoundEnds
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
@@ -115,8 +117,10 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
     several, parallel = parameters.several_hypotheses, parameters.drafts_in_one_pass
     unread = most_unread(parameters)
     link, share, ratio = np.broadcast_arrays(cost.link, cost.draft_devices, cost.operations("draft"))  # shape () or (costs,)
-    link = 2 * link[..., None, None] * (parameters.placement == "separate")
-    time, busy = np.zeros((2, *ratio.shape, start.size, 1 + unread))
+    link = 2 * link[..., None] * (parameters.placement == "separate")
+    shape = 1 + unread, *ratio.shape, start.size  # the axis of unread tokens is the last one of the result
+    time = np.zeros(shape)
+    busy = time if np.all(share == 1) and not np.any(link) else np.zeros(shape)
     operations, drafted = np.ones((*ratio.shape, start.size)), np.zeros(start.size)
 
     def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
@@ -124,26 +128,32 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
         return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
 
     for count in counts.tolist():
-        here = np.flatnonzero(levels[start] == count)
+        places = np.flatnonzero(levels[start] == count)
+        here = slice(int(places[0]), int(places[-1]) + 1)
         at, passes = start[here], passes_of(parameters, count)
         size = passes.drafted + 1
         verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
-        own = np.zeros((*ratio.shape, len(at), 1 + unread))
-        if count:
-            heads, tree = (count, False) if parallel else (1, several)
-            alone = draft(heads, at, heads, tree)
-            own += alone[..., None]
-            for level, width in enumerate(passes.widths, 1):
-                own += draft(width, at + level, width, several)[..., None]
-            for more in range(1, 1 + unread):
-                after = at >= more  # the round before began at position 0 or later
-                own[..., after, more] += draft(heads + more, at[after] - more, heads, tree) - alone[..., after]
-            operations[..., here] += (count if parallel else passes.read) * ratio[..., None]
-        time[..., here, :] = own + verify[..., None] + link * (count > 0)
-        busy[..., here, :] = own * share[..., None, None] + verify[..., None]
-        operations[..., here] += passes.drafted
+        if not count:
+            time[..., here] = busy[..., here] = verify
+            continue
+        heads, tree = (count, False) if parallel else (1, several)
+        alone = draft(heads, at, heads, tree)
+        own = alone
+        for level, width in enumerate(passes.widths, 1):
+            own = own + draft(width, at + level, width, several)
+        for more in range(1 + unread):
+            drafts = own
+            if more:
+                after = int(np.searchsorted(at, more))  # the round before began at position 0 or later
+                drafts = own.copy()
+                drafts[..., after:] += draft(heads + more, at[after:] - more, heads, tree) - alone[..., after:]
+            time[more][..., here] = drafts + verify + link
+            if busy is not time:
+                busy[more][..., here] = drafts * share[..., None] + verify
+        operations[..., here] += passes.drafted + (count if parallel else passes.read) * ratio[..., None]
         drafted[here] = passes.drafted
-    return TreePrices(time, busy, operations, drafted, row, levels)
+    by_unread = [np.moveaxis(each, 0, -1) for each in (time, busy)]
+    return TreePrices(by_unread[0], by_unread[0] if busy is time else by_unread[1], operations, drafted, row, levels)
 
 
 def most_unread(parameters: Parameters) -> int:
@@ -348,39 +358,133 @@ def ends_of_laws(
 
 def moments_of_pairs(
     parameters: Parameters, tokens: int, laws: Sequence[RankRates], prices_of_costs: TreePrices, law: NDArray[np.intp],
-    price: NDArray[np.intp], lengths: Integers | None = None,
+    price: NDArray[np.intp], lengths: Integers | None = None, means: NDArray[np.bool_] | None = None,
 ) -> Moments:  # fmt: skip
     """`moments` with independent rounds, of pairs of laws and prices; arrays of shape (pairs,).
 
-    Laws have as many classes each, and prices a leading axis of costs. Where times depend on the drafted levels only, rounds are
-    counted once for all prices. Else what the first draft pass of a round reads more than usual is added to the round before.
-    `lengths` are the tokens of each pair if they differ; then the former must hold, and prices are those of the largest, `tokens`.
+    Laws have as many classes each, and prices a leading axis of costs. Rounds are counted once for all prices; where times depend
+    on more than the drafted levels, the variance takes a recursion for each pair, and may be nan where only `means` are asked.
+    `lengths` are the tokens of each pair if they differ; then times depend on the levels only, and prices are those of the largest,
+    `tokens`.
     """
-    levels, row = prices_of_costs.levels, prices_of_costs.row
-    known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(levels).tolist()}
-    time, busy = prices_of_costs[:2]
+    known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(prices_of_costs.levels).tolist()}
     if by_levels_only(prices_of_costs):
         every = np.array([tokens]) if lengths is None else lengths
         return _of_counts(parameters, tokens, known, prices_of_costs, law, price, every)
-    ends = [known[count][0] for count in levels.tolist()]
-    times: tuple[list[Floats], list[Floats]] = ([], [])
-    for start, count in enumerate(levels.tolist()):
-        after = start + 1 + ends[start].accepted
-        follows, unread = (after < tokens)[:, None], known[count][1]
-        after = row[np.minimum(after, tokens - 1)]
-        for column, values in zip(times, (time, busy), strict=True):
-            more = values[:, after, unread] - values[:, after, 0]
-            column.append(values[:, row[start], 0] + np.where(follows, more.T, 0.0))
-    mass = round_counts.start_masses(ends)
-    mean, variance, spent = round_counts.timed(ends, RoundTimes(*times), law, price)
-    operations, drafted = prices_of_costs.operations[:, row] @ mass, prices_of_costs.drafted[row] @ mass
-    return Moments(mean, variance, spent, operations[price, law], mass.sum(axis=0)[law], drafted[law])
+    ends = [known[count] for count in prices_of_costs.levels.tolist()]
+    mass = _masses(parameters, ends) if len(laws) > _FEW_LAWS else _kept_masses(parameters, tokens, tuple(laws))
+    rounds = mass.sum(axis=1)
+    time, busy, operations = (_by_position(each, prices_of_costs.row) for each in prices_of_costs[:3])
+
+    def mean_of_sum(values: Floats) -> Floats:
+        return np.asarray(sum(linear(mass[:, unread], values[..., unread], law, price) for unread in range(mass.shape[1])))
+
+    mean = mean_of_sum(time)
+    spent = mean if prices_of_costs.busy is prices_of_costs.time else mean_of_sum(busy)
+    drafted = prices_of_costs.drafted[prices_of_costs.row] @ rounds
+    variance, asked = np.full(law.size, np.nan), np.arange(law.size) if means is None else np.flatnonzero(~means)
+    variance[asked] = np.maximum(_squares(ends, mass, time, law[asked], price[asked]) - mean[asked] ** 2, 0.0)
+    return Moments(mean, variance, spent, linear(rounds, operations, law, price), rounds.sum(axis=0)[law], drafted[law])
+
+
+def _by_position(values: Floats, row: NDArray[np.intp]) -> Floats:
+    """Prices by row as prices by position; axes (costs, positions, ...)."""
+    return values if np.array_equal(row, np.arange(values.shape[1])) else values[:, row]
+
+
+@lru_cache(maxsize=64)
+def _kept_masses(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...]) -> Floats:
+    found = starts_of_laws(parameters, tokens, laws)
+    found.flags.writeable = False
+    return found
+
+
+_FEW_LAWS = 8
+"""Number of laws up to which the starts of rounds are kept: many costs ask for the same ones."""
+
+
+def _masses(parameters: Parameters, ends: Sequence[tuple[RoundEnds, Integers]]) -> Floats:
+    """Probability that a round starts at each position, by the tokens that the draft has not read; shape (tokens, unread, laws).
+
+    `ends` are the endings of rounds from each position.
+    """
+    tokens, laws = len(ends), ends[0][0].chance.shape[1]
+    ahead = np.zeros((tokens + 1 + parameters.levels, 1 + most_unread(parameters), laws))
+    ahead[0, 0] = 1.0
+    for start, (each, unread) in enumerate(ends):
+        ahead[start + 1 + each.accepted, unread] += ahead[start].sum(axis=0) * each.chance
+    return ahead[:tokens]
+
+
+def _squares(
+    ends: Sequence[tuple[RoundEnds, Integers]], mass: Floats, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]
+) -> Floats:
+    """Mean square of the time of pairs of laws and times, the latter of shape (costs, positions, unread tokens).
+
+    With the tokens that a round accepts, its time is added to the time until the position that follows.
+    """
+    found, by_start = np.empty(law.size), np.moveaxis(times, 0, -1)
+    by_law = np.argsort(law, kind="stable")
+    for mine in np.split(by_law, np.flatnonzero(np.diff(law[by_law])) + 1):
+        if mine.size >= _MANY_PAIRS:  # the rest together
+            found[mine] = _squares_of_law(ends, mass, by_start, law[mine[:1]], price[mine])
+    few = np.flatnonzero(np.bincount(law, minlength=mass.shape[2])[law] < _MANY_PAIRS)
+    by_start = np.ascontiguousarray(by_start) if few.size else by_start
+    for at in range(0, few.size, _PAIRS):
+        part = few[at : at + _PAIRS]
+        found[part] = _squares_of_pairs(ends, mass, by_start, law[part], price[part])
+    return found
+
+
+_MANY_PAIRS = 50
+"""Pairs of one law from which many positions are taken at once."""
+_PAIRS = 1000
+"""Pairs whose arrays of a position stay in the cache of a processor."""
+
+
+def _squares_of_pairs(
+    ends: Sequence[tuple[RoundEnds, Integers]], mass: Floats, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]
+) -> Floats:
+    """`_squares`, position by position; `times` has the axis of costs last."""
+    most = max(int(each.accepted[-1]) for each, _ in ends)
+    until = np.zeros((len(ends) + 1 + most, mass.shape[1], law.size))  # times the probability of a start
+    found, last, chance = np.zeros(law.size), None, np.zeros(0)
+    for start, (each, unread) in enumerate(ends):
+        if each is not last:
+            last, chance = each, each.chance.take(law, axis=1)
+        time = times[start].take(price, axis=1)
+        before, more = until[start], mass[start].take(law, axis=1) * time
+        found += (time * (2 * before + more)).sum(axis=0)
+        until[start + 1 + each.accepted, unread] += chance * (before + more).sum(axis=0)
+    return found
+
+
+def _squares_of_law(
+    ends: Sequence[tuple[RoundEnds, Integers]], mass: Floats, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]
+) -> Floats:
+    """`_squares` of one law: rounds that end alike are taken together, from many positions."""
+    time = times[..., price]
+    more, most = mass[..., law] * time, max(int(each.accepted[-1]) for each, _ in ends)
+    until = np.zeros((len(ends) + 1 + most, *time.shape[1:]))
+    at = 0
+    while at < len(ends):
+        each, unread = ends[at]
+        size = next((place for place, other in enumerate(ends[at:]) if other[0] is not each), len(ends) - at)
+        own = slice(at, at + size)
+        chance = np.zeros(most + 1)
+        np.add.at(chance, each.accepted, each.chance[:, law[0]])
+        spent = round_counts.followed(until[own].sum(axis=1) + more[own].sum(axis=1), chance)
+        for accepted, left, likely in zip(each.accepted.tolist(), unread.tolist(), each.chance[:, law[0]].tolist(), strict=True):
+            until[at + 1 + accepted : at + 1 + accepted + size, left] += likely * spent
+        at += size
+    return np.asarray(np.einsum("tup,tup->p", time, 2 * until[: len(ends)] + more))
 
 
 def by_levels_only(prices_of_costs: TreePrices) -> bool:
     """True if times of rounds, at each of several costs, depend on the drafted levels only."""
     alike = _first_with_levels(prices_of_costs)
-    return all(bool((each[:, alike, :1] == each).all()) for each in prices_of_costs[:2])
+    of_first_and_all = itertools.product((slice(1), slice(None)), prices_of_costs[:2])  # the first cost mostly shows it
+    return all(bool((each[some, alike, :1] == each[some]).all()) for some, each in of_first_and_all)
 
 
 def _first_with_levels(price: TreePrices) -> NDArray[np.intp]:
@@ -419,12 +523,7 @@ def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates
     """
     levels = levels_of(parameters, tokens)
     known = {count: ends_of_laws(parameters, laws, count, weights) for count in np.unique(levels).tolist()}
-    ahead = np.zeros((tokens + 1 + parameters.levels, 1 + most_unread(parameters), len(laws)))
-    ahead[0, 0] = 1.0
-    for start, count in enumerate(levels.tolist()):
-        ends, unread = known[count]
-        ahead[start + 1 + ends.accepted, unread] += ahead[start].sum(axis=0) * ends.chance
-    return ahead[:tokens]
+    return _masses(parameters, [known[count] for count in levels.tolist()])
 
 
 def moments(parameters: Parameters, tokens: int, law: RankLaw, price: TreePrices) -> Moments:
