@@ -32,6 +32,11 @@ FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.
 test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_examples = verdict_tests(OWN)
 
 
+def one_token_read(right: Any, passes: Any, _: int, *rest: Any) -> Any:
+    """Passes read a single token."""
+    return right(passes, 1, *rest)
+
+
 @pytest.mark.parametrize("theorem", FALSE)
 def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
     assert_fails_on_small_example(theorem)
@@ -175,7 +180,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28k", "a pass of 2 tokens takes none", with_fault(lambda right, *args: right(*args) / 2, UnitCost, "forward")),
     ("28l", "slow layers", with_fault(lambda right, *args: [2 * each for each in right(*args)], UnitCost, "layer_times_of")),
     ("28n", "one survives less", with_fault(one_survives_less_of_rounds, World, "draft_rounds")),
-    ("28n", "one token read", with_fault(lambda right, passes, _, *rest: right(passes, 1, *rest), passes_alone._AlikePasses, "begun_at")),
+    ("28n", "one token read", with_fault(one_token_read, passes_alone._AlikePasses, "begun_at")),
     ("29a", "shortest", with_fault(shortest, text_lookup, "longest_match")),
     ("29a", "last place", with_fault(last_place, text_lookup, "longest_match")),
     ("29b", "without the last", with_fault(without_the_last, text_lookup, "answer")),

@@ -46,6 +46,11 @@ FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.
 test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_examples = verdict_tests(OWN)
 
 
+def one_token_read(right: Any, passes: Any, _: int, *rest: Any) -> Any:
+    """Passes read a single token."""
+    return right(passes, 1, *rest)
+
+
 @pytest.mark.parametrize("theorem", FALSE)
 def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
     assert_fails_on_small_example(theorem)
@@ -283,7 +288,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28g", "half the time", PASSES_IN_HALF_THE_TIME),
     ("28h", "all kept", spoil(faulty_speculation.all_accepted)),
     ("28i", "heads by units", with_fault(heads_by_units, events._Engine, "__init__")),
-    ("28n", "one token read", with_fault(lambda right, passes, _, *rest: right(passes, 1, *rest), passes_alone._AlikePasses, "begun_at")),
+    ("28n", "one token read", with_fault(one_token_read, passes_alone._AlikePasses, "begun_at")),
     ("28n", "one survives less", with_fault(one_survives_less_of_rounds, World, "draft_rounds")),
     ("28n", "heads read nothing again", with_fault(lambda right, *states: right(*states), events, "Features")),
     ("29a", "rejections swapped", REJECTIONS_SWAPPED),
