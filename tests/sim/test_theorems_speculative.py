@@ -290,7 +290,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("28i", "heads by units", with_fault(heads_by_units, events._Engine, "__init__")),
     ("28n", "one token read", with_fault(one_token_read, passes_alone._AlikePasses, "begun_at")),
     ("28n", "one survives less", with_fault(one_survives_less_of_rounds, World, "draft_rounds")),
-    ("28n", "heads read nothing again", with_fault(lambda right, *states: right(*states), events, "Features")),
+    ("28n", "heads read nothing again", with_fault(lambda right, *states: right(*states), passes_alone, "Features")),
     ("29a", "rejections swapped", REJECTIONS_SWAPPED),
     ("29b", "outcomes swapped", with_fault(outcomes_swapped, sampler, "fixed")),
     ("29c", "long drafts thrown away", spoil(faulty_speculation.long_drafts_discarded)),
