@@ -5,7 +5,7 @@ Gives a method with stages its time and unit-time, in expectation under any law 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,8 +61,8 @@ def moments_of_pairs(
     laws, law, price
         Distinct laws, and the index of each pair's law and cost.
     """
-    alone = np.ndim(steps[0].time) == 1
-    if alone and len(steps) == 2:
+    uniform = np.ndim(steps[0].time) == 1
+    if uniform and len(steps) == 2:
         miss, match = (np.stack(stage[:2])[:, price] for stage in steps)
         return moments_of_counts(miss, match, n, laws, law)
     found = np.empty((4, law.size))
@@ -72,14 +72,24 @@ def moments_of_pairs(
         own = tuple(Stage(stage.time[price[at]], stage.busy[price[at]], stage.on_match) for stage in steps)  # type: ignore[index]
         time, busy = sums(own, [record.first(n - 1).T], n, len(record.records))
         found[:, at] = time.mean(), time.var(), busy.mean(), (busy / time).mean()
-    other = np.flatnonzero(~replayed)
-    if other.size:
-        some = np.zeros(other.size, dtype=np.bool_) if means is None else means[other]
-        found[:3, other] = _forward_moments(steps, n, laws, law[other], price[other], some)
-        found[3, other] = np.nan
+    other, only = np.flatnonzero(~replayed), np.zeros(law.size, dtype=np.bool_) if means is None else means
+    for part in _by_laws(law[other], n):
+        some = other[part]
+        found[:3, some] = _forward_moments(steps, n, laws, law[some], price[some], only[some])
+    found[3, other] = np.nan
     return found
 
 
+def _by_laws(law: NDArray[np.intp], n: int) -> Iterator[NDArray[np.intp]]:
+    """Pairs in parts with a limited number of laws."""
+    used, index = np.unique(law, return_inverse=True)
+    size = max(_CHANCES // n, 1)
+    for start in range(0, used.size, size):
+        yield np.flatnonzero((index >= start) & (index < start + size))
+
+
+_CHANCES = 1_000_000
+"""Laws x tokens whose chances are held at once: 16 MB."""
 _CELLS = 60_000
 """Numbers of matches x points of a block that stays in the cache of a processor."""
 
@@ -101,7 +111,15 @@ def moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[L
     >>> found.T.round(6).tolist()  # one match or none: a time of 6 or 8, and a unit-time of 8
     [[7.0, 1.0, 8.0, 1.166667]]
     """
-    mass, count = np.stack([each.pmf(tokens - 1) for each in laws]), np.arange(tokens)
+    found = np.empty((4, law.size))
+    for part in _by_laws(law, tokens):
+        found[:, part] = _moments_of_counts(miss[:, part], match[:, part], tokens, laws, law[part])
+    return found
+
+
+def _moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[Law], law: NDArray[np.intp]) -> Floats:
+    used, law = np.unique(law, return_inverse=True)
+    mass, count = np.stack([laws[each].pmf(tokens - 1) for each in used.tolist()]), np.arange(tokens)
     matches = mass @ count
     spread = (mass * (count - matches[:, None]) ** 2).sum(axis=1)
     start, saved = tokens * miss, match - miss

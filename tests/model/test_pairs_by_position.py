@@ -91,7 +91,7 @@ def blocks_of(size: int) -> Iterator[None]:
         for module, name in (
             (prediction, "_CELLS"), (tree_rounds, "_MANY_PAIRS"), (tree_rounds, "_PAIRS"), (tree_rounds, "_FEW_LAWS"),
             (round_counts, "_POSITIONS"), (lookup_rounds, "_CELLS"), (lookup_rounds, "_PAIRS"), (stages, "_COLUMNS"),
-            (finite_bild, "_COUNTS"), (finite_bild, "_FEW_LAWS"),
+            (stages, "_CHANCES"), (finite_bild, "_COUNTS"), (finite_bild, "_FEW_LAWS"),
         ):  # fmt: skip
             patch.setattr(module, name, size)
         yield
