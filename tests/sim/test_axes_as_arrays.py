@@ -353,7 +353,7 @@ def test_each_axis_of_each_scenario_as_an_array(name: str, monkeypatch: pytest.M
 
 
 def test_work_is_known_for_some_forms_only() -> None:
-    """Where the theory has no work of the passes its columns are empty, also beside points where it has."""
+    """Where the theory has no work of the passes its columns are empty, also next to points where it has."""
     tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **SCENARIOS["ppd of a shape"]}
     found = frame_of(tables | {"sweep": {"method.form": ["literal", "eager"], TOKENS: [*range(5, 12)]}})
     known = pl.col("form") == "literal"

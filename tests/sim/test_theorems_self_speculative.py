@@ -117,9 +117,9 @@ def half(right: Any, *args: Any, **named: Any) -> Any:
     return right(*args, **named) / 2
 
 
-def whole_context(right: Any, parameters: Any, cost: Any, *, tokens: int = 1) -> Any:
+def whole_context(right: Any, parameters: Any, cost: Any, *tokens: int, **more: int) -> Any:
     """Price drafts as if they read the whole context."""
-    return right(replace(parameters, context_budget=1_000_000), cost, tokens=tokens)
+    return right(replace(parameters, context_budget=1_000_000), cost, *tokens, **more)
 
 
 def a_hundredth_more(right: Any, own: Any, at: Any, budget: Any = None) -> Any:
@@ -177,7 +177,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("58a", "a position on", with_fault(a_position_on, algorithm, "accept_or_reject")),
     ("58b", "all kept", with_fault(all_kept, algorithm, "accept_or_reject")),
     ("58d", "the whole context", with_fault(whole_context, paths, "round_prices")),
-    ("58e", "the whole context", with_fault(whole_context, THEORY, "round_prices")),
+    ("58e", "the whole context", with_fault(whole_context, THEORY, "_prices_by_start")),
     ("58f", "a hundredth more", with_fault(a_hundredth_more, PassSeconds, "context")),
     ("58g", "cheaper tokens", instead("rises_with_batch", lambda own: own.draft.fixed > own.target.fixed)),
     ("58h", "drafts of the whole context", instead("read_by_draft", lambda own: own.context)),

@@ -69,6 +69,7 @@ TRUSTED_READERS = {
     "published._read", "scenario_file.text_of", "corpus.standard_library", "machine._last_cache", "machine._processor",
     "atomic_files.locked",  # a directory
     "environment._program",  # the program itself
+    "environment._version",  # installed libraries
 }  # fmt: skip
 
 VALUES: tuple[Any, ...] = (
