@@ -193,12 +193,10 @@ class _Starts(NamedTuple):
 
     def summed(self, values: Floats) -> Floats:
         """Values by outcome before, position and law, weighted by the share of each kind of round; shape (rows, kinds, laws)."""
-        row, each = self.rounds.row, np.asarray(np.einsum("kbl,bsl->skl", self.outcomes.share, values))
-        if np.array_equal(row, np.arange(row.size)):
-            return each
-        found = np.zeros((*self.rounds.drafted.shape, values.shape[-1]))
-        np.add.at(found, row, each)
-        return found
+        row, count = self.rounds.row, len(self.rounds.drafted)
+        if not np.array_equal(row, np.arange(count)):  # rounds at several positions are alike
+            values = np.stack([values[:, row == number].sum(axis=1) for number in range(count)], axis=1)
+        return np.asarray(np.einsum("kbl,brl->rkl", self.outcomes.share, values))
 
     def squares(self, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
         """Mean square of the time of pairs of laws and times, the latter of shape (costs, rows, kinds).
@@ -280,7 +278,7 @@ def visits_of_lengths(
 
 _CELLS = 1_000_000
 """Numbers in arrays by position and pair: a few MB."""
-_PAIRS = 1000
+_PAIRS = 4000
 """Pairs whose arrays of a position stay in the cache of a processor."""
 
 
