@@ -59,7 +59,7 @@ def _wrong_value(error: typer.BadParameter, words: Sequence[str]) -> str | None:
     return None
 
 
-class _SparedValidator:
+class _LazyValidator:
     """Reads the values of a parameter as typer does, but makes a validator of pydantic only for a value that is to be converted.
 
     typer makes one for each parameter, also for those left out, and to import pydantic takes a tenth of a second.
@@ -80,10 +80,10 @@ class _SparedValidator:
         return self._with_validator().coerce(value, param=param, ctx=ctx)
 
 
-def _spare_validators(parameters: Iterable[Any]) -> None:
+def _delay_validators(parameters: Iterable[Any]) -> None:
     for parameter in parameters:
         if hasattr(parameter, "get_runtime_param"):  # earlier versions of typer have no such validators
-            parameter.get_runtime_param = functools.partial(_SparedValidator, parameter.get_runtime_param)
+            parameter.get_runtime_param = functools.partial(_LazyValidator, parameter.get_runtime_param)
 
 
 class DocumentedGroup(TyperGroup):
@@ -91,7 +91,7 @@ class DocumentedGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command."""
-        _spare_validators(self.get_params(ctx))
+        _delay_validators(self.get_params(ctx))
         with refused_in_a_line(ctx, args):
             return super().parse_args(ctx, args)
 
@@ -109,7 +109,7 @@ class DocumentedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options and arguments."""
-        _spare_validators(self.get_params(ctx))
+        _delay_validators(self.get_params(ctx))
         with refused_in_a_line(ctx, [*args]):
             return super().parse_args(ctx, args)
 

@@ -177,7 +177,8 @@ def of_numbers(
 ) -> Iterator[tuple[Value, NDArray[np.intp]]]:
     """Value of a function of each of several numbers, and the indices of the numbers that have it.
 
-    Above `SMALL` it is evaluated once, if it is the same there (`between`); the second argument are the indices.
+    For all numbers above `SMALL` it is evaluated once, if it is the same for them (`between`). Its second argument has the indices
+    of the numbers that it is evaluated for.
 
     >>> [(found, index.tolist()) for found, index in of_numbers(np.array([9, 1, 70]), lambda number, _: min(number, 2))]
     [(2, [0, 2]), (1, [1])]

@@ -240,7 +240,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("early_exit 30m", "never when sure", with_fault(never_when_sure, early_exit, "_sure")),
     ("early_exit 30n", "last sequence alone", with_fault(last_sequence_alone, early_exit, "_sure")),
     ("early_exit 30o", "filled for nothing", with_fault(filled_for_nothing, early_exit, "_backfill")),
-    ("early_exit 30p", "one more", with_fault(plus_one, finite_early_exit, "column_times")),
+    ("early_exit 30p", "one more", with_fault(plus_one, finite_early_exit, "times_by_depth")),
 ]  # fmt: skip
 
 

@@ -114,6 +114,12 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
     >>> column_times(Parameters(4, first_check=2), UnitCost(4, early_head=1.0, final_head=1.0, propagation=0.25), 1).tolist()
     [nan, 3.5, 3.5, 5.25, 7.0]
     """
+    times = times_by_depth(parameters, cost, width, at)
+    return np.concatenate([np.full((*times.shape[:-1], 1), np.nan), times], axis=-1)
+
+
+def times_by_depth(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: ArrayLike = 0) -> Floats:
+    """`column_times` for the depths 1, 2, ..., layers; a single number for all of them where tokens leave after a fixed layer."""
     layers, softmax, first = parameters.layers, parameters.measure == "softmax", parameters.first_check
 
     def price(start: int, stop: int, heads: int = 0, *, compared: bool = False, kv_only: bool = False) -> Floats:
@@ -122,7 +128,7 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
 
     if parameters.exit_layer is not None:
         alike = price(0, parameters.exit_layer, 1)[..., None]
-        return np.broadcast_to(alike, (*alike.shape[:-1], layers + 1))
+        return np.broadcast_to(alike, (*alike.shape[:-1], layers))
     by_depth: list[Floats] = []
     run, start = np.zeros(()), 0
     for depth in range(first, layers + 1):
@@ -134,7 +140,7 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
         if asked and parameters.fill == "propagate":
             time = time + price(depth, layers, kv_only=True)
         by_depth.append(time)
-    return np.stack([np.full(run.shape, np.nan), *by_depth[:1] * (first - 1), *by_depth], axis=-1)
+    return np.stack([*by_depth[:1] * (first - 1), *by_depth], axis=-1)
 
 
 def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: int) -> Floats:
@@ -158,7 +164,7 @@ def prices_of_each(parameters: Parameters) -> int:
 
 
 class Columns(NamedTuple):
-    """Batch steps: `counts[i]` steps over `widths[i]` sequences at `positions[i]` take `times[..., i, :]`, by depth."""
+    """Batch steps: `counts[i]` steps over `widths[i]` sequences at `positions[i]` take `times[..., i, :]`, by depth from 1 on."""
 
     positions: Integers
     widths: Integers
@@ -176,7 +182,7 @@ def priced_columns(
     separately = separately or not cost.uniform
     positions, widths, counts = _steps(parameters, tokens, separately=separately)
     known, which = np.unique(widths, return_inverse=True)
-    prices = column_times(parameters, cost, known) if cost.uniform else None
+    prices = times_by_depth(parameters, cost, known) if cost.uniform else None
     size = max(_PART // (costs * prices_of_each(parameters)), 1)
     for start in range(0, len(counts), size):
         part = slice(start, start + size)
@@ -184,7 +190,7 @@ def priced_columns(
         if prices is not None:
             times = prices[..., which[part], :]
         else:  # a single width as a number is faster
-            times = column_times(parameters, cost, int(known[0]) if len(known) == 1 else width, at)
+            times = times_by_depth(parameters, cost, int(known[0]) if len(known) == 1 else width, at)
         yield Columns(at, width, counts[part], times)
 
 
@@ -256,7 +262,7 @@ def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats
     for part in priced_columns(parameters, tokens, cost, separately=separately, costs=costs):
         chance = _chances(rising, part.positions, part.widths)
         reached = np.flatnonzero(chance.any(axis=(0, 1)))  # one depth, if all tokens leave after the same layer
-        chance, times = chance[..., reached], part.times[..., 1 + reached]
+        chance, times = chance[..., reached], part.times[..., reached]
         size = max(_CELLS // (len(part.counts) * reached.size), 1)
         for start in range(0, points.law.size, size):
             some = slice(start, start + size)
@@ -301,7 +307,7 @@ def _fillings(points: DecodingPoints[Parameters], rising: Floats) -> tuple[Float
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
     """Upper bound of the time: every step at its slowest exit, and every layer with the most expensive backfill."""
     parts = priced_columns(parameters, tokens, cost, separately=False)
-    time = sum(float(part.counts @ part.times[:, 1:].max(axis=1)) for part in parts)
+    time = sum(float(part.counts @ part.times.max(axis=1)) for part in parts)
     if parameters.fill == "backfill":
         most = np.array([filling_times(parameters, cost, position, position).max() for position in range(tokens)])
         time += parameters.layers * float(most[parameters.columns(tokens)[0]].sum())
@@ -417,7 +423,7 @@ def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost
         for batch in batches:
             live = [here[sequence] for sequence, length in batch.items() if length > place]
             if live:
-                time += prices[0 if cost.uniform else place, len(live)][np.maximum.reduce(live)]
+                time += prices[0 if cost.uniform else place, len(live)][np.maximum.reduce(live) - 1]
         if owed is not None:
             for (sequence, length), depth in zip((each for batch in batches for each in batch.items()), here, strict=True):
                 if length > place:
