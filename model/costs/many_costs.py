@@ -76,6 +76,10 @@ class Varied(Sequence[StepCosts]):
         """A subset of the costs, in this order."""
 
     @abstractmethod
+    def unique(self) -> tuple[Varied, NDArray[np.intp]]:
+        """Costs with distinct times, and the index of each."""
+
+    @abstractmethod
     def distinct(self, value: Callable[[Any], Value]) -> tuple[list[Value], NDArray[np.intp]] | None:
         """Values of a function of each cost, and the index of each cost's value; None if it must be evaluated for each."""
 
@@ -141,12 +145,8 @@ class VariedCosts(Varied):
         >>> costs.numbers["link"].tolist(), index.tolist()
         ([0.5, 1.0], [1, 0, 1])
         """
-        key = np.zeros(self._size, dtype=np.intp)
-        first = key[:1]
-        for values in self.numbers.values():
-            own, index = np.unique(values, return_inverse=True)
-            _, first, key = np.unique(key * own.size + index, return_index=True, return_inverse=True)
-        return self.at(first), key
+        first, index = distinct_rows([*self.numbers.values()], self._size)
+        return self.at(first), index
 
     def distinct(self, value: Callable[[UnitCost], Value]) -> tuple[list[Value], NDArray[np.intp]] | None:
         """See `Varied` and `model.costs.watched_costs.distinct`."""
@@ -176,6 +176,20 @@ class VariedCosts(Varied):
 
 
 _FIELDS = tuple(field.name for field in fields(UnitCost))
+
+
+def distinct_rows(columns: Sequence[NDArray[Any]], size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Index of the first of each of the distinct rows of some columns of `size` numbers, and the number of each row among these.
+
+    >>> distinct_rows([np.array([1.0, 0.5, 1.0])], 3)
+    (array([1, 0]), array([1, 0, 1]))
+    """
+    key = np.zeros(size, dtype=np.intp)
+    first = key[:1]
+    for values in columns:
+        own, index = np.unique(values, return_inverse=True)
+        _, first, key = np.unique(key * own.size + index, return_index=True, return_inverse=True)
+    return first, key
 
 
 class UnitCosts(UnitCost):
@@ -317,6 +331,19 @@ class OneAfterAnother(StepCosts):
         """Operations per token in a pass of this model relative to the target, by cost [-]."""
         return np.concatenate([each.operations(role) for each in self.parts])
 
+    def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
+        """See `StepCosts`."""
+        begins, found = np.cumsum([0, *(len(each.link) for each in self.parts)]), np.empty(cost.size)  # type: ignore[arg-type]
+        part = np.searchsorted(begins, cost, side="right") - 1
+        for number in np.unique(part).tolist():
+            mine = part == number
+            found[mine] = self.parts[number].operations_at(role, cost[mine] - begins[number], at[mine])
+        return found
+
+    def with_middle(self, at: int) -> OneAfterAnother:
+        """See `StepCosts`."""
+        return OneAfterAnother([each.with_middle(at) for each in self.parts])
+
 
 class PricedTogether(StepCosts):
     """Costs of any kind, priced one after another."""
@@ -346,3 +373,15 @@ class PricedTogether(StepCosts):
     def operations(self, role: str) -> Any:
         """Operations per token in a pass of this model relative to the target, by cost [-]."""
         return np.array([each.operations(role) for each in self.costs])
+
+    def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
+        """See `StepCosts`."""
+        found, one = np.empty(cost.size), np.zeros(1, dtype=np.intp)
+        for number in np.unique(cost).tolist():
+            mine = cost == number
+            found[mine] = self.costs[number].operations_at(role, one, at[mine])
+        return found
+
+    def with_middle(self, at: int) -> PricedTogether:
+        """See `StepCosts`."""
+        return PricedTogether([each.with_middle(at) for each in self.costs])

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model.costs import watched_costs
+from model.costs import many_costs, watched_costs
 from model.costs.layer_times import OVERHEADS
 from model.costs.many_costs import Varied
 from model.costs.pass_seconds import ContextTable, PassSeconds
@@ -34,7 +34,7 @@ class VariedSeconds(Varied):
     size
         Number of costs.
     numbers
-        Values of `prompt` and of times that `PassSeconds` has, by name, each of shape (costs,); valid ones.
+        Values of `prompt`, `middle` and of times that `PassSeconds` has, by name, each of shape (costs,); valid ones.
     steps
         Engine overhead per pass, by role, each of shape (costs,) [s]; models of these roles are `WithEngineOverhead`.
 
@@ -129,14 +129,25 @@ class VariedSeconds(Varied):
         return VariedSeconds(self.first.passes_only(), self.size, numbers)
 
     def unique(self) -> tuple[VariedSeconds, NDArray[np.intp]]:
-        """Distinct ones of the costs, and the index of each; made once. As `VariedCosts.unique`."""
+        """Costs with distinct times of passes, at any `middle`, and the index of each; made once. See `Varied`."""
         return self._unique
 
     @cached_property
     def _unique(self) -> tuple[VariedSeconds, NDArray[np.intp]]:
-        columns = [*self.numbers.values(), *self.steps.values()] or [np.zeros(self.size)]
-        _, places, index = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+        columns = [values for name, values in (*self.numbers.items(), *self.steps.items()) if name != "middle"]
+        places, index = many_costs.distinct_rows(columns, self.size)
         return (self.at(places), index) if places.size < self.size else (self, np.arange(self.size))
+
+    def with_middle(self, at: int) -> VariedSeconds:
+        """These costs with all at this `middle`; they share the times of passes."""
+        found = VariedSeconds(self.first, self.size, {**self.numbers, "middle": np.full(self.size, at)}, self.steps)
+        found._whole = self._whole or self
+        return found
+
+    def after(self, positions: NDArray[np.int64]) -> VariedSeconds:
+        """These costs from this output position of each on: as many more positions are cached at the first."""
+        prompts = self.numbers.get("prompt", self.first.prompt)
+        return VariedSeconds(self.first, self.size, {**self.numbers, "prompt": prompts + positions}, self.steps)
 
     def joined(self) -> ManySeconds:
         """All of them as one, made once: methods whose parameters differ ask for the same passes."""
@@ -197,15 +208,30 @@ class ManySeconds(StepCosts):
 
     def ratio(self, role: str) -> Any:
         """Time of a whole pass of a smaller model relative to a pass of the target, by cost [-]; see `PassSeconds.ratio`."""
-        middle = self.costs.first.middle
-        return self.draft_times(middle, role=role) / self.plain_times(middle) if self.has_model(role) else None
+        middle = self.costs.numbers.get("middle")
+        if not self.has_model(role):
+            return None
+        if middle is not None:
+            then = self.costs.after(middle).joined()
+            return then.draft_times(role=role) / then.plain_times()
+        return self.draft_times(self.costs.first.middle, role=role) / self.plain_times(self.costs.first.middle)
 
     def operations(self, role: str) -> Any:
         """Operations per token in a pass of this model relative to the target, by cost [-]."""
+        first, numbers = self.costs.first, self.costs.numbers
+        if "prompt" not in numbers and "middle" not in numbers:
+            return np.full(len(self.costs), first.operations(role))
+        return first.operations_after(role, numbers.get("prompt", first.prompt) + numbers.get("middle", first.middle))
+
+    def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
+        """See `StepCosts`."""
         prompts = self.costs.numbers.get("prompt")
-        if prompts is None:
-            return np.full(len(self.costs), self.costs.first.operations(role))
-        return self.costs.first.operations_after(role, prompts)
+        prompt = self.costs.first.prompt if prompts is None else prompts[cost]
+        return np.asarray(self.costs.first.operations_after(role, prompt + at))
+
+    def with_middle(self, at: int) -> ManySeconds:
+        """See `StepCosts`."""
+        return self.costs.with_middle(at).joined()
 
     def _with_axes(self, axes: int) -> PassSeconds:
         """Costs whose numbers are arrays of shape (costs, 1, ..., 1), with this number of further axes."""

@@ -219,6 +219,14 @@ class StepCosts:
         """Operations per token in a pass of this model relative to the target [-]; nan if unknown."""
         raise NotImplementedError
 
+    def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
+        """`operations` at output positions `at`, each of the cost with an index of `cost` if these are several costs."""
+        return np.asarray(np.broadcast_to(np.atleast_1d(self.operations(role))[cost], at.shape))
+
+    def with_middle(self, at: int) -> StepCosts:
+        """These costs with `ratio` and `operations` at output position `at`, if they depend on it."""
+        return self
+
     # --- Passes that most methods make ---
 
     def plain_times(self, at: ArrayLike = 0, sequences: ArrayLike = 1) -> Floats:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.costs import many_costs, watched_costs
-from model.costs.many_costs import Varied, VariedCosts
+from model.costs.many_costs import Varied
 from model.costs.step_costs import StepCosts
 from model.methods.method_parameters import MethodParameters
 
@@ -189,7 +189,7 @@ class DecodingPoints(Generic[Chosen]):
     means
         As of `PredictionPoints`.
     lengths
-        Tokens of each point if they differ, shape (points,). Then a single sequence is decoded, at costs that are `uniform`.
+        Tokens of each point if they differ, shape (points,). Then a single sequence is decoded.
     """
 
     parameters: Chosen
@@ -212,13 +212,24 @@ class DecodingPoints(Generic[Chosen]):
         """Time of plain decoding at each point."""
         if self.lengths is None:
             return np.asarray(self.parameters.plain_time(self.tokens, self.cost)[self.price])
-        return np.asarray(self.lengths * self.parameters.plain_time(1, self.cost)[self.price])
+        if self.cost.uniform:
+            return np.asarray(self.lengths * self.parameters.plain_time(1, self.cost)[self.price])
+        return np.asarray(np.cumsum(self.cost.plain_times(np.arange(self.tokens)), axis=-1)[self.price, self.lengths - 1])
+
+    def operations(self, role: str) -> Floats:
+        """Operations per token in a pass of this model relative to the target, at each point [-]."""
+        if self.lengths is None:
+            return np.asarray(self.cost.operations(role))[self.price]
+        return np.asarray(self.cost.operations_at(role, self.price, self.lengths // 2))
 
     def one_length_each(self, predict: Callable[[DecodingPoints[Chosen]], Prediction], which: NDArray[np.bool_]) -> Prediction:
         """Predict the points in `which` apart by their length, and all others together, with a function of points."""
         lengths, index = self.of_lengths()
         alone = [np.flatnonzero(which & (index == number)) for number in np.unique(index[which]).tolist()]
-        points = [replace(self.at(mine), tokens=int(lengths[index[mine[0]]]), lengths=None) for mine in alone]
+        points = []
+        for mine in alone:
+            tokens = int(lengths[index[mine[0]]])
+            points.append(replace(self.at(mine), tokens=tokens, lengths=None, cost=self.cost.with_middle(tokens // 2)))
         together = np.flatnonzero(~which)
         if together.size:
             alone, points = [*alone, together], [*points, self.at(together)]
@@ -267,21 +278,23 @@ _CELLS = 200_000
 
 def predict_by_decoding(
     predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any], prices: Callable[[Any], int],
-    *, lengths_together: bool = False,
+    *, together: Literal["never", "uniform", "always"] = "never",
 ) -> Prediction:  # fmt: skip
     """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size.
 
-    `prices` gives the prices that the method needs of each cost, and of each position if they depend on it. With
-    `lengths_together` the function takes points of several lengths (`DecodingPoints.lengths`) where times do not depend on the
-    position.
+    `prices` gives the prices that the method needs of each cost, and of each position if they depend on it. `together` says where
+    the function takes points of several lengths (`DecodingPoints.lengths`): where times do not depend on the position (`uniform`),
+    or also where they do.
     """
     number: dict[Any, int] = {}
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
-    kinds, groups = [], points.groups()
-    for group in groups.groups:
+    kinds, costs_of, groups = [], [], points.groups()
+    for group, begin in zip(groups.groups, groups.starts.tolist(), strict=False):
         one = group.costs.first if isinstance(group.costs, Varied) else group.costs[0]
-        together = lengths_together and one.uniform and group.parameters.decoded_sequences == 1
-        apart, which = _lengths_apart(group, together=together)
+        of_any = together == "always" or (together == "uniform" and one.uniform)
+        apart, which = _lengths_apart(group, together=of_any and group.parameters.decoded_sequences == 1)
+        several = apart == [0] and not one.uniform and not isinstance(group.tokens, int)
+        costs_of.append(begin + (_distinct(group.costs)[1] if several else np.arange(len(group.costs))))
         of_lengths = []
         for tokens in apart:
             key = id(group.parameters), tokens, type(one), one.uniform
@@ -291,21 +304,25 @@ def predict_by_decoding(
         kinds.append(np.array(of_lengths, dtype=np.intp)[which])
     tokens_of = groups.lengths
     group_of = np.repeat(np.arange(len(groups.groups)), np.diff(groups.starts))
-    # Choices of one kind follow each other in `by_kind`, and so do the points of each choice in `order`.
-    kind = np.concatenate(kinds)
-    by_kind = np.argsort(kind, kind="stable")
+    # Choices of one kind follow each other in `by_kind`, those of several lengths by their costs, and so do the points of each
+    # choice in `order`.
+    kind, cost_of = np.concatenate(kinds), np.concatenate(costs_of)
+    by_kind = np.lexsort((cost_of, kind))
     rank = np.empty(len(kind), dtype=np.intp)
     rank[by_kind] = np.arange(len(kind))
     order = np.argsort(rank[points.choice], kind="stable")
     used, price = np.unique(rank[points.choice[order]], return_inverse=True)
     chosen, starts = by_kind[used], np.searchsorted(price, np.arange(used.size + 1))
-    ends = np.searchsorted(kind[chosen], np.arange(len(number) + 1)).tolist()
     found = []
     known: dict[Any, StepCosts] = {}
-    for (parameters, tokens, _, uniform), index in number.items():
-        size = max(_CELLS // ((1 if uniform else tokens) * prices(parameters)), 1)
-        for start in range(ends[index], ends[index + 1], size):
-            stop = min(start + size, ends[index + 1])
+    for (parameters, _, _, uniform), index in number.items():
+        mine = np.flatnonzero(kind[chosen] == index)
+        if not mine.size:
+            continue
+        longest = int(tokens_of[chosen[mine]].max())
+        size = max(_CELLS // ((1 if uniform else longest) * prices(parameters)), 1)
+        block = np.cumsum(np.diff(cost_of[chosen[mine]], prepend=-1) != 0) - 1
+        for start, stop in _blocks(block // size, int(mine[0])):
             here = order[starts[start] : starts[stop]]
             law = points.law[here]
             laws, law = np.unique(law, return_inverse=True) if (law != law[0]).any() else (law[:1], np.zeros_like(law))
@@ -318,6 +335,12 @@ def predict_by_decoding(
             means = None if points.means is None else points.means[here]
             found.append(predict(DecodingPoints(parameters, int(lengths.max()), of, cost, law, part, means, own)))
     return Prediction.joined(found).at(np.argsort(order))
+
+
+def _blocks(number: NDArray[np.intp], begin: int) -> Iterator[tuple[int, int]]:
+    """Starts and ends of stretches of equal numbers, counted from `begin`."""
+    bounds = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), number.size]
+    return ((begin + start, begin + stop) for start, stop in itertools.pairwise(bounds))
 
 
 def _lengths_apart(group: ChoiceGroup[Any], *, together: bool) -> tuple[list[int], Any]:
@@ -364,7 +387,7 @@ def _costs_at(costs: Sequence[StepCosts], places: NDArray[np.intp]) -> Sequence[
 
 def _distinct(costs: Sequence[StepCosts]) -> tuple[Sequence[StepCosts], NDArray[np.intp]]:
     """Distinct ones of several costs, and the index of each."""
-    if isinstance(costs, VariedCosts):
+    if isinstance(costs, Varied):
         return costs.unique()
     number: dict[int, int] = {}
     which = np.array([number.setdefault(id(cost), len(number)) for cost in costs], dtype=np.intp)

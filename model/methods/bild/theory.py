@@ -66,7 +66,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: S
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; segments are counted once for all costs."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass, lengths_together=True)
+    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass, together="uniform")
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:

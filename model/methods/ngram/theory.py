@@ -68,7 +68,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: LookupLaw, cost: Ste
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, which are computed together for all laws and costs."""
-    return predict_by_decoding(_predict_together, points, _prices_of_each, lengths_together=True)
+    return predict_by_decoding(_predict_together, points, _prices_of_each, together="uniform")
 
 
 def _prices_of_each(parameters: Parameters) -> int:

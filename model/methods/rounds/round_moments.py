@@ -158,7 +158,7 @@ def predict_rounds(points: PredictionPoints[Any], prices_of: PricesOf) -> Predic
         found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means, of.lengths)
         return prediction_of(of, found, units_alike(prices))
 
-    return predict_by_decoding(predict, points, lambda parameters: 2, lengths_together=True)
+    return predict_by_decoding(predict, points, lambda parameters: 2, together="uniform")
 
 
 class _Times(Protocol):

@@ -118,7 +118,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; the passes of a schedule are priced at all costs together."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.largest_pass, lengths_together=True)
+    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.largest_pass, together="uniform")
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:

@@ -61,7 +61,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: RankLaw, cost: StepC
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; those of one tree and number of tokens are computed together for all laws and costs."""
-    return predict_by_decoding(_predict_decodings, points, _prices_of_each, lengths_together=True)
+    return predict_by_decoding(_predict_decodings, points, _prices_of_each, together="uniform")
 
 
 def _prices_of_each(parameters: Parameters) -> int:
