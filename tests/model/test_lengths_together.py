@@ -25,7 +25,7 @@ from model.methods.early_exit.theory import exit_pmf
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds.round_laws import Rounds
 from model.outcomes import round_counts
-from model.outcomes.lookup_laws import Lookups
+from model.outcomes.lookup_laws import Lookups, ReplayedLookups
 from model.outcomes.outcome_laws import ByPosition, Iid
 from model.outcomes.rank_laws import RankRates
 from tests.support.tiers import examples
@@ -69,6 +69,11 @@ CASES = {
     "ngram, kept full": Decodings("ngram", {"draft_length": 5, "sequences": 3}, [Lookups.of_rates(0.4, 0.6, 5)]),
     "ngram, in stretches": Decodings(
         "ngram", {"draft_length": 4}, [Lookups.of_rates(rates, 0.6, 4) for rates in ((0.2, 0.7), (0.4, 0.4))],
+    ),
+    "ngram, two kinds of matches": Decodings(
+        "ngram", {"draft_length": 6},
+        [Lookups([0.3, 0.2], [1, 5], [[rate], [rate, 0.4, 0.3, 0.3, 0.1]]) for rate in (0.5, 0.9)]
+        + [Lookups([0.5], [6], [[0.6] * 6]), ReplayedLookups([[2, 0, 3, 1] * 10], [[1, 0, 3, 0] * 10])],
     ),
     "ppd": Decodings("ppd", {"exit_layer": 5, "candidates": 2}, RATES),
     "skipdecode": Decodings("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 3, "sequence_length": 50}, [None]),

@@ -11,12 +11,14 @@ from model.costs.layer_times import UnitCost
 from model.methods import registry
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.ppd import theory
+from model.outcomes.lookup_laws import Lookups, ReplayedLookups
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 
 LAYERS = 12
 RECORDED = Replay(np.array([[1, 0, 1, 1] * 10, [0, 1, 1, 0] * 10]))
 MATCHES = [Iid(0.0), Iid(0.3), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9] * 20), RECORDED]
 DEPTHS = [None, *(Depths(np.roll([0.5, 0.2, 0.2, 0.1, *[0.0] * (LAYERS - 4)], by)) for by in (0, 3, LAYERS - 1))]
+LOOKUPS = [Lookups.of_rates(hits, 0.6, 4) for hits in (0.0, 0.4, (0.2, 0.7), 1.0)]
 EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("ppd", {"exit_layer": 6, "candidates": 3}, MATCHES),
     ("ppd", {"exit_layer": 12, "candidates": 2, "batched": True}, MATCHES),
@@ -26,6 +28,9 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("early_exit", {"exit_layer": 5}, [None]),
     ("skipdecode", {"prompt": 4, "sequence_length": 50, "min_layers": 2, "max_layers": 12}, [None, None]),
     ("skipdecode", {"prompt": 1, "sequence_length": 41, "min_layers": 5, "max_layers": 5, "warm_up": 2}, [None]),
+    ("ngram", {"draft_length": 4}, LOOKUPS),
+    ("ngram", {"draft_length": 4, "sequences": 3}, LOOKUPS),
+    ("ngram", {"draft_length": 6}, [Lookups([0.3, 0.2], [1, 5], [[0.5], [0.9, 0.8, 0.3, 0.3, 0.1]])]),
 ]
 
 
@@ -54,6 +59,14 @@ def test_positions_that_differ_have_no_lengths_together() -> None:
     assert method.work_of_lengths(method.kind(layers=LAYERS, fill="backfill"), np.array([2, 5]), DEPTHS) is None
     nested = registry.method("ppd").kind(layers=LAYERS, exit_layer=3, candidates=2, form="nested")
     assert theory.work_of_lengths(nested, np.array([2, 5]), MATCHES) is None
+
+
+def test_records_of_lookups_have_no_work() -> None:
+    method, records = registry.method("ngram"), ReplayedLookups([[2, 0]], [[1, 0]])
+    parameters = method.kind(layers=LAYERS, draft_length=4)
+    assert method.work_of_lengths is not None
+    assert method.work_of_lengths(parameters, np.array([1, 2]), [*LOOKUPS, records]) is None
+    assert method.work_of_lengths(parameters, np.array([1, 2]), [LOOKUPS[0], Lookups.of_rates(0.5, 0.5, 3)]) is None
 
 
 def test_a_sequence_of_several_lengths_is_counted_by_its_passes() -> None:
