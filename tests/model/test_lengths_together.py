@@ -43,6 +43,7 @@ LONGEST = 40
 RATES = [Iid(0.0), Iid(0.3), Iid(0.8), Iid(1.0)]
 DECISIONS = [Independent(0.0, 0.0), Independent(0.2, 0.1), Independent(1.0, 0.0), Independent(0.3, 1.0)]
 RANKS = [RankRates([[[rate, 0.1]] * 2]) for rate in (0.2, 0.7)]
+DEEP_RANKS = [RankRates([[[rate, 0.1]] * 5]) for rate in (0.2, 0.7, 0.9)]
 EXITS = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]))
 EXITS_OF_THREE = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]), 3)
 BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
@@ -64,6 +65,22 @@ CASES = {
     "tree, two kinds of sequences": Decodings(
         "tree", {"shape": "full", "draft_depth": 2, "width": 2},
         [*RANKS, RankRates([[[0.6, 0.2]] * 2, [[0.3, 0.1]] * 2], [0.5, 0.5], by_sequence=True)],
+    ),
+    "tree of many levels": Decodings("tree", {"shape": "full", "draft_depth": 5, "width": 2}, DEEP_RANKS),
+    "tree, kept full": Decodings("tree", {"shape": "full", "draft_depth": 3, "width": 2, "sequences": 4}, DEEP_RANKS),
+    "tree, heads": Decodings("tree", {"shape": "full", "draft_depth": 3, "width": 2, "drafter": "heads"}, DEEP_RANKS),
+    "tree, parallel": Decodings(
+        "tree", {"shape": "listed", "parents": (-1, -1, 0, 1, 2), "drafter": "parallel", "sequences": 2, "batching": "lockstep"},
+        DEEP_RANKS,
+    ),
+    "tree by confidence": Decodings(
+        "tree",
+        {"shape": "eagle-2", "draft_depth": 4, "width": 2, "nodes": 4, "rank_rates": (((0.7, 0.2),) * 4, ((0.4, 0.3),) * 4)},
+        [RankRates([[[rate, 0.2]] * 4, [[0.3, 0.1]] * 4], [0.3, 0.7]) for rate in (0.4, 0.7)],
+    ),
+    "tree, drafts and classes of drafts": Decodings(
+        "tree", {"shape": "full", "draft_depth": 2, "width": 2},
+        [*RANKS, RankRates([[[0.6, 0.2]] * 2, [[0.3, 0.1]] * 2], [0.5, 0.5])],
     ),
     "ngram": Decodings("ngram", {"draft_length": 3}, [Lookups.of_rates(0.4, rate, 3) for rate in (0.0, 0.6)]),
     "ngram, kept full": Decodings("ngram", {"draft_length": 5, "sequences": 3}, [Lookups.of_rates(0.4, 0.6, 5)]),

@@ -44,11 +44,6 @@ class TreePasses(NamedTuple):
     widths: tuple[int, ...]
     """Tokens of the draft's passes after the first; none with a parallel draft."""
 
-    @property
-    def read(self) -> int:
-        """Tokens that the draft reads, without those that it reads again."""
-        return 1 + sum(self.widths)
-
 
 def passes_of(parameters: Parameters, levels: int) -> TreePasses:
     """Passes of a round that drafts `levels` levels; they do not depend on the class of confidence.
@@ -63,6 +58,13 @@ def passes_of(parameters: Parameters, levels: int) -> TreePasses:
         return TreePasses(parameters.sizes[levels], (width,) * (levels - 1))
     tree = parameters.trees[0].cut(levels)
     return TreePasses(tree.nodes, () if parameters.drafts_in_one_pass else tree.draft_widths)
+
+
+def read_of(parameters: Parameters, levels: int) -> int:
+    """Tokens that the draft reads in a round that drafts `levels` levels, without those that it reads again."""
+    if not levels:
+        return 0
+    return levels if parameters.drafts_in_one_pass else 1 + sum(passes_of(parameters, levels).widths)
 
 
 class TreePrices(NamedTuple):
@@ -109,51 +111,66 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
     >>> found.time[:, 0].tolist(), found.drafted.tolist(), found.operations.tolist()
     ([10.0, 11.0, 12.0], [0.0, 2.0, 6.0], [1.0, 3.5, 8.5])
     """
-    cost, levels = parameters.draft_costs(cost), levels_of(parameters, tokens)
+    levels, rounds = levels_of(parameters, tokens), RoundTimes(parameters, cost)
     counts, row = np.unique(levels, return_inverse=True)
     # Positions to price: without prices by position the last one with each number of levels.
     start = np.searchsorted(-levels, -counts, side="right") - 1 if cost.uniform else np.arange(tokens)
     row = row if cost.uniform else start
-    several, parallel = parameters.several_hypotheses, parameters.drafts_in_one_pass
-    unread = most_unread(parameters)
-    link, share, ratio = np.broadcast_arrays(cost.link, cost.draft_devices, cost.operations("draft"))  # shape () or (costs,)
-    link = 2 * link[..., None] * (parameters.placement == "separate")
-    shape = 1 + unread, *ratio.shape, start.size  # the axis of unread tokens is the last one of the result
+    ratio = np.asarray(rounds.cost.operations("draft"))  # shape () or (costs,)
+    shape = 1 + most_unread(parameters), *ratio.shape, start.size  # the axis of unread tokens is the last one of the result
     time = np.zeros(shape)
-    busy = time if np.all(share == 1) and not np.any(link) else np.zeros(shape)
+    busy = time if rounds.alike else np.zeros(shape)
     operations, drafted = np.ones((*ratio.shape, start.size)), np.zeros(start.size)
-
-    def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
-        cost.require("draft")
-        return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
-
     for count in counts.tolist():
         places = np.flatnonzero(levels[start] == count)
         here = slice(int(places[0]), int(places[-1]) + 1)
-        at, passes = start[here], passes_of(parameters, count)
-        size = passes.drafted + 1
+        time[..., here], spent = rounds.of(count, start[here])
+        if busy is not time:
+            busy[..., here] = spent
+        if count:
+            drafted[here] = passes_of(parameters, count).drafted
+            operations[..., here] += drafted[here] + read_of(parameters, count) * ratio[..., None]
+    by_unread = [np.moveaxis(each, 0, -1) for each in (time, busy)]
+    return TreePrices(by_unread[0], by_unread[0] if busy is time else by_unread[1], operations, drafted, row, levels)
+
+
+class RoundTimes:
+    """Times of rounds at a cost, or at each of several."""
+
+    def __init__(self, parameters: Parameters, cost: StepCosts) -> None:
+        self.parameters, self.cost = parameters, parameters.draft_costs(cost)
+        link, self.share = np.broadcast_arrays(self.cost.link, self.cost.draft_devices)  # shape () or (costs,)
+        self.link = 2 * link[..., None] * (parameters.placement == "separate")
+        self.alike = bool(np.all(self.share == 1) and not np.any(self.link))
+        """True if unit-time equals time."""
+
+    def of(self, levels: int, at: Integers) -> tuple[Floats, Floats]:
+        """Time and unit-time of rounds that draft `levels` levels from these positions, which rise; one array where `alike`.
+
+        Shape (1 + most unread, ..., positions), by the tokens that the first draft pass reads besides the text's last one.
+        """
+        parameters, cost, passes = self.parameters, self.cost, passes_of(self.parameters, levels)
+        several, parallel, size = parameters.several_hypotheses, parameters.drafts_in_one_pass, passes.drafted + 1
         verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
-        if not count:
-            time[..., here] = busy[..., here] = verify
-            continue
-        heads, tree = (count, False) if parallel else (1, several)
+        if not levels:
+            found = np.broadcast_to(verify, (1 + most_unread(parameters), *verify.shape))
+            return found, found
+
+        def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
+            cost.require("draft")
+            return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
+
+        heads, tree = (levels, False) if parallel else (1, several)
         alone = draft(heads, at, heads, tree)
         own = alone
         for level, width in enumerate(passes.widths, 1):
             own = own + draft(width, at + level, width, several)
-        for more in range(1 + unread):
-            drafts = own
-            if more:
-                after = int(np.searchsorted(at, more))  # the round before began at position 0 or later
-                drafts = own.copy()
-                drafts[..., after:] += draft(heads + more, at[after:] - more, heads, tree) - alone[..., after:]
-            time[more][..., here] = drafts + verify + link
-            if busy is not time:
-                busy[more][..., here] = drafts * share[..., None] + verify
-        operations[..., here] += passes.drafted + (count if parallel else passes.read) * ratio[..., None]
-        drafted[here] = passes.drafted
-    by_unread = [np.moveaxis(each, 0, -1) for each in (time, busy)]
-    return TreePrices(by_unread[0], by_unread[0] if busy is time else by_unread[1], operations, drafted, row, levels)
+        drafts = np.repeat(own[None], 1 + most_unread(parameters), axis=0)
+        for more in range(1, len(drafts)):
+            after = int(np.searchsorted(at, more))  # the round before began at position 0 or later
+            drafts[more, ..., after:] += draft(heads + more, at[after:] - more, heads, tree) - alone[..., after:]
+        found = drafts + (verify + self.link)
+        return found, found if self.alike else drafts * self.share[..., None] + verify
 
 
 def most_unread(parameters: Parameters) -> int:
@@ -365,16 +382,16 @@ def moments_of_pairs(
     Laws have as many classes each, and prices a leading axis of costs. Rounds are counted once for all prices; where times depend
     on more than the drafted levels, the variance takes a recursion for each pair, and may be nan where only `means` are asked.
     `lengths` are the tokens of each pair if they differ; then times depend on the levels only, and prices are those of the largest,
-    `tokens`.
+    `tokens` (else `model.methods.tree.tree_lengths`).
     """
     known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(prices_of_costs.levels).tolist()}
     if by_levels_only(prices_of_costs):
         every = np.array([tokens]) if lengths is None else lengths
         return _of_counts(parameters, tokens, known, prices_of_costs, law, price, every)
     ends = [known[count] for count in prices_of_costs.levels.tolist()]
-    mass = _masses(parameters, ends) if len(laws) > _FEW_LAWS else _kept_masses(parameters, tokens, tuple(laws))
+    mass = _masses(parameters, ends) if len(laws) > _FEW_LAWS else starts_of_laws(parameters, tokens, laws)
     rounds = mass.sum(axis=1)
-    time, busy, operations = (_by_position(each, prices_of_costs.row) for each in prices_of_costs[:3])
+    time, busy, operations = (by_position(each, prices_of_costs.row) for each in prices_of_costs[:3])
 
     def mean_of_sum(values: Floats) -> Floats:
         return np.asarray(sum(linear(mass[:, unread], values[..., unread], law, price) for unread in range(mass.shape[1])))
@@ -387,20 +404,9 @@ def moments_of_pairs(
     return Moments(mean, variance, spent, linear(rounds, operations, law, price), rounds.sum(axis=0)[law], drafted[law])
 
 
-def _by_position(values: Floats, row: NDArray[np.intp]) -> Floats:
+def by_position(values: Floats, row: NDArray[np.intp]) -> Floats:
     """Prices by row as prices by position; axes (costs, positions, ...)."""
     return values if np.array_equal(row, np.arange(values.shape[1])) else values[:, row]
-
-
-@lru_cache(maxsize=64)
-def _kept_masses(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...]) -> Floats:
-    found = starts_of_laws(parameters, tokens, laws)
-    found.flags.writeable = False
-    return found
-
-
-_FEW_LAWS = 8
-"""Number of laws up to which the starts of rounds are kept: many costs ask for the same ones."""
 
 
 def _masses(parameters: Parameters, ends: Sequence[tuple[RoundEnds, Integers]]) -> Floats:
@@ -521,9 +527,22 @@ def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates
 
     Shape (tokens, 1 + most unread, laws).
     """
+    if weights is None and len(laws) <= _FEW_LAWS:
+        return _kept_starts(parameters, tokens, tuple(laws))
     levels = levels_of(parameters, tokens)
     known = {count: ends_of_laws(parameters, laws, count, weights) for count in np.unique(levels).tolist()}
     return _masses(parameters, [known[count] for count in levels.tolist()])
+
+
+@lru_cache(maxsize=64)
+def _kept_starts(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...]) -> Floats:
+    found = starts_of_laws(parameters, tokens, laws, np.array([law.weights for law in laws]))
+    found.flags.writeable = False
+    return found
+
+
+_FEW_LAWS = 8
+"""Number of laws up to which the starts of rounds are kept: many costs ask for the same ones."""
 
 
 def moments(parameters: Parameters, tokens: int, law: RankLaw, price: TreePrices) -> Moments:
