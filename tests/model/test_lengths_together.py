@@ -22,8 +22,10 @@ from model.methods import registry
 from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
+from model.methods.ngram import lookup_rounds
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds.round_laws import Rounds
+from model.methods.tree import tree_lengths
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups
 from model.outcomes.outcome_laws import ByPosition, Iid
@@ -164,6 +166,19 @@ def _require_alike(case: Decodings, group: ChoiceGroup[Any], pairs: NDArray[np.i
             scale = time**2 if column == "latency_variance" else np.abs(values)
             assert (np.isnan(ours) == np.isnan(values)).all(), column
             assert (np.abs(ours - values)[~np.isnan(values)] <= (tolerance * scale)[~np.isnan(values)]).all(), column
+
+
+@pytest.mark.parametrize("name", ["tree of many levels", "tree, kept full", "ngram, two kinds of matches"])
+def test_lengths_in_small_blocks_are_predicted_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, lengths = CASES[name], np.repeat(np.arange(1, 13), 3)
+    parameters = registry.parameters(case.method)(layers=8, **case.parameters)
+    prompts = np.tile([0, 700, 9000], 12)
+    group = ChoiceGroup(parameters, lengths, VariedSeconds(HARDWARE, 36, {"prompt": prompts, "middle": lengths // 2}))
+    monkeypatch.setattr(tree_lengths, "_DECODINGS", 24)
+    monkeypatch.setattr(lookup_rounds, "_CELLS", 200)
+    monkeypatch.setattr(lookup_rounds, "_PAIRS", 5)
+    pairs = np.stack(np.meshgrid(np.arange(36), np.arange(len(case.laws))), axis=-1).reshape(-1, 2)
+    _require_alike(case, group, pairs, 1e-11)
 
 
 @given(st.data())

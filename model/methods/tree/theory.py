@@ -138,47 +138,55 @@ def work_of_lengths(parameters: Parameters, lengths: Integers, laws: Sequence[Ra
     known = [law for law in laws if isinstance(law, RankRates)]
     if len(known) < len(laws) or len({(law.classes, law.by_sequence) for law in known}) > 1:
         return None
-    law = np.repeat(np.arange(len(known)), lengths.size)
-    decodings = _decodings(parameters, np.tile(lengths, len(known)), known, law)
-    whole = _work_of_round(parameters, parameters.levels, np.arange(lengths[-1]))
-    of_last = [_work_of_round(parameters, levels, decodings.lengths - 1 - levels) for levels in decodings.cut]
-    last = np.stack(of_last, axis=2) if of_last else np.zeros((*whole.shape[:2], *decodings.last.shape))
-    one = np.zeros_like(law)
-    sums = np.array([
-        [decodings.mean(each.T[None], own, one) for each, own in zip(*of_model, strict=True)]
-        for of_model in zip(whole, last, strict=True)
-    ])  # fmt: skip
-    # Positions of the nodes: their depths after the text's last token.
-    depths = [_sum_of_depths(parameters, known, levels)[law] for levels in decodings.levels]
-    sums[0, 2] += (decodings.rounds() * depths).sum(axis=0)
-    target, draft = sums.reshape(*sums.shape[:2], len(known), lengths.size)
+    size = max(_DECODINGS // lengths.size, 1)
+    parts = [_work_sums(parameters, lengths, known[at : at + size]) for at in range(0, len(known), size)]
+    target, draft = np.split(np.concatenate(parts, axis=1), 2)
     models = {"target": _totals(parameters.layers, target)}
     return Work(models | ({"draft": _totals(parameters.draft_layers, draft)} if draft[0].any() else {}))
+
+
+_DECODINGS = 10_000
+"""Decodings whose work is counted together."""
+
+
+def _work_sums(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates]) -> Floats:
+    """Sums of the counts of `_work_of_round`, with the depths of the nodes; shape (10, laws, lengths)."""
+    law = np.repeat(np.arange(len(laws)), lengths.size)
+    decodings = _decodings(parameters, np.tile(lengths, len(laws)), laws, law)
+    whole = _work_of_round(parameters, parameters.levels, np.arange(lengths[-1]))
+    last = np.empty((10, len(decodings.cut), whole.shape[1], lengths.size))
+    for place, levels in enumerate(decodings.cut):
+        last[:, place] = _work_of_round(parameters, levels, lengths - 1 - levels)
+    found = decodings.means(whole, last)
+    # Positions of the nodes: their depths after the text's last token.
+    depths = np.stack([_sum_of_depths(parameters, laws, levels) for levels in decodings.levels])
+    found[2] += np.einsum("kln,kl->ln", decodings.rounds().reshape(len(depths), len(laws), -1), depths)
+    return found
 
 
 def _work_of_round(parameters: Parameters, levels: int, at: Integers) -> Floats:
     """Passes, tokens, positions attended to, positions read and heads of rounds from these positions, of target and draft.
 
-    Shape (2, 5, 1 + most unread, positions), by the tokens that the draft has not read; without the depths of the nodes, which the
+    Shape (10, 1 + most unread, positions), by the tokens that the draft has not read; without the depths of the nodes, which the
     target attends to.
     """
     passes, unread = tree_rounds.passes_of(parameters, levels), np.arange(tree_rounds.most_unread(parameters) + 1)[:, None]
-    target, draft = found = np.zeros((2, 5, unread.size, at.size))
+    found = np.zeros((10, unread.size, at.size))
     most = np.inf if parameters.context_budget is None else parameters.context_budget
 
-    def add(model: Floats, *counts: Any) -> None:
-        for row, each in zip(model, counts, strict=True):
+    def add(rows: Floats, *counts: Any) -> None:
+        for row, each in zip(rows, counts, strict=True):
             row += each
 
     width = passes.drafted + 1
-    add(target, 1, width, at * width + width, at + width, width)
+    add(found[:5], 1, width, at * width + width, at + width, width)
     if levels:
         first = levels if parameters.drafts_in_one_pass else 1
         size, begin = first + unread, np.minimum(at - unread, most)  # cached positions that the first pass reads
-        add(draft, 1, size, begin * size + size * (size + 1) / 2, begin + size, first)
+        add(found[5:], 1, size, begin * size + size * (size + 1) / 2, begin + size, first)
     for level, width in enumerate(passes.widths, 1):
         cached = np.minimum(at + level, most)
-        add(draft, 1, width, (cached + 1) * width, cached + width, width)
+        add(found[5:], 1, width, (cached + 1) * width, cached + width, width)
     return found
 
 

@@ -53,6 +53,11 @@ class TreeDecodings(NamedTuple):
         levels = _levels_of(parameters)
         ends = tuple([tree_rounds.ends_of_laws(parameters, laws, each, weights) for each in levels])
         longest = int(lengths.max())
+        if (lengths == longest).all():  # its last rounds are known
+            mass = tree_rounds.starts_of_laws(parameters, longest, laws, weights)
+            at = longest - 1 - np.arange(len(levels) - 2, -1, -1)
+            last = np.where(at[:, None, None] >= 0, mass[np.maximum(at, 0)], 0.0)
+            return TreeDecodings(levels, ends, mass, lengths, law, last[..., law])
         mass = tree_rounds.starts_of_laws(parameters, longest + parameters.levels, laws, weights)[:longest]
         found = TreeDecodings(levels, ends, mass, lengths, law, np.zeros(0))
         return found._replace(last=found.carried(mass, mass.sum(axis=1), law))
@@ -105,6 +110,15 @@ class TreeDecodings(NamedTuple):
         each = np.einsum("sul,lsu->sl", self.mass[..., laws], np.broadcast_to(whole[prices], (laws.size, *self.mass.shape[:2])))
         return np.asarray(self._until_last(each, which) + (self.last * last).sum(axis=(0, 1)))
 
+    def means(self, whole: Floats, last: Floats) -> Floats:
+        """`mean` of several values that are the same for all laws, of which each has the same lengths, the first law's first.
+
+        `whole` has shape (values, unread, positions), `last` (values, rounds, unread, lengths); the means (values, laws, lengths).
+        """
+        laws, lengths = self.mass.shape[2], last.shape[-1]
+        each = self._until_last(np.einsum("sul,vus->vsl", self.mass, whole), self.law).reshape(len(whole), laws, lengths)
+        return np.asarray(each + np.einsum("ruln,vrun->vln", self.last.reshape(*self.last.shape[:2], laws, lengths), last))
+
     def square(self, whole: Floats, last: Floats, price: NDArray[np.intp]) -> Floats:
         """Mean square of the time, with times of rounds as the values of `mean`.
 
@@ -122,9 +136,9 @@ class TreeDecodings(NamedTuple):
         return np.asarray(found + (last * (2 * until_last + self.last * last)).sum(axis=(0, 1)))
 
     def _until_last(self, values: Floats, which: NDArray[np.intp]) -> Floats:
-        """Sums of values by position, shape (positions, values), over those before the last rounds of each decoding."""
-        sums = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
-        return np.asarray(sums[np.maximum(self.lengths - len(self.cut), 0), which])
+        """Sums of values by position, shape (..., positions, values), over those before the last rounds of each decoding."""
+        count = np.maximum(self.lengths - len(self.cut), 0)
+        return np.asarray(np.where(count > 0, np.cumsum(values, axis=-2)[..., np.maximum(count - 1, 0), which], 0.0))
 
 
 def _levels_of(parameters: Parameters) -> tuple[int, ...]:
@@ -166,16 +180,18 @@ def moments(points: DecodingPoints[Parameters], price: TreePrices) -> Moments:
     rounds, levels = RoundTimes(parameters, points.cost), _levels_of(parameters)
     drafted = np.array([tree_rounds.passes_of(parameters, each).drafted for each in levels])
     read = np.array([tree_rounds.read_of(parameters, each) for each in levels])
-    last = [rounds.of(each, np.maximum(distinct - 1 - each, 0)) for each in levels[-2::-1]]
+    last = np.empty((len(levels) - 1, 2, price.time.shape[-1], len(price.time), distinct.size))
+    for each, (time, busy) in zip(levels[-2::-1], last, strict=True):
+        rounds.put(each, np.maximum(distinct - 1 - each, 0), time, time if rounds.alike else busy)
     whole = [tree_rounds.by_position(each, price.row) for each in (price.time, price.busy)]
     means = np.zeros(length.size, dtype=np.bool_) if points.means is None else points.means
     ratio = points.operations("draft")
     for part in _blocks(points, max(min(_CELLS // (whole[0].shape[-1] * points.tokens), _DECODINGS // distinct.size), 1)):
         law, cost = points.law[part], points.price[part]
         decodings = TreeDecodings.of(parameters, distinct[length[part]], points.laws, law)
-        counts, of_last = decodings.rounds(), np.zeros((2, *decodings.last.shape))
-        for place, each in enumerate(last):
-            of_last[:, place] = [values[:, cost, length[part]] for values in each]
+        counts, of_last = decodings.rounds(), last[..., cost, length[part]].swapaxes(0, 1)
+        if rounds.alike:
+            of_last[1] = of_last[0]
         own = [each[:, : len(decodings.mass)] for each in whole]
         mean, busy = (decodings.mean(*each, cost) for each in zip(own, of_last, strict=True))
         variance, asked = np.full(part.size, np.nan), np.flatnonzero(~means[part])

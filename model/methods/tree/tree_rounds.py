@@ -124,9 +124,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
     for count in counts.tolist():
         places = np.flatnonzero(levels[start] == count)
         here = slice(int(places[0]), int(places[-1]) + 1)
-        time[..., here], spent = rounds.of(count, start[here])
-        if busy is not time:
-            busy[..., here] = spent
+        rounds.put(count, start[here], time[..., here], busy[..., here])
         if count:
             drafted[here] = passes_of(parameters, count).drafted
             operations[..., here] += drafted[here] + read_of(parameters, count) * ratio[..., None]
@@ -144,8 +142,8 @@ class RoundTimes:
         self.alike = bool(np.all(self.share == 1) and not np.any(self.link))
         """True if unit-time equals time."""
 
-    def of(self, levels: int, at: Integers) -> tuple[Floats, Floats]:
-        """Time and unit-time of rounds that draft `levels` levels from these positions, which rise; one array where `alike`.
+    def put(self, levels: int, at: Integers, time: Floats, busy: Floats) -> None:
+        """Set time and unit-time of rounds that draft `levels` levels from these positions, which rise; the same array if `alike`.
 
         Shape (1 + most unread, ..., positions), by the tokens that the first draft pass reads besides the text's last one.
         """
@@ -153,8 +151,8 @@ class RoundTimes:
         several, parallel, size = parameters.several_hypotheses, parameters.drafts_in_one_pass, passes.drafted + 1
         verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
         if not levels:
-            found = np.broadcast_to(verify, (1 + most_unread(parameters), *verify.shape))
-            return found, found
+            time[...] = busy[...] = verify
+            return
 
         def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
             cost.require("draft")
@@ -165,12 +163,16 @@ class RoundTimes:
         own = alone
         for level, width in enumerate(passes.widths, 1):
             own = own + draft(width, at + level, width, several)
-        drafts = np.repeat(own[None], 1 + most_unread(parameters), axis=0)
-        for more in range(1, len(drafts)):
-            after = int(np.searchsorted(at, more))  # the round before began at position 0 or later
-            drafts[more, ..., after:] += draft(heads + more, at[after:] - more, heads, tree) - alone[..., after:]
-        found = drafts + (verify + self.link)
-        return found, found if self.alike else drafts * self.share[..., None] + verify
+        after_drafts = verify + self.link
+        for more in range(len(time)):
+            drafts = own
+            if more:
+                after = int(np.searchsorted(at, more))  # the round before began at position 0 or later
+                drafts = own.copy()
+                drafts[..., after:] += draft(heads + more, at[after:] - more, heads, tree) - alone[..., after:]
+            np.add(drafts, after_drafts, out=time[more])
+            if not self.alike:
+                busy[more] = drafts * self.share[..., None] + verify
 
 
 def most_unread(parameters: Parameters) -> int:
@@ -358,6 +360,8 @@ def ends_of_laws(
 
     Laws have as many classes each. `weights` of the classes, shape (laws, classes), replace those of the laws.
     """
+    if weights is None and len(laws) <= _FEW_LAWS:
+        return _kept_ends(parameters, tuple(laws), levels)
     if not levels:
         return RoundEnds(np.zeros(1, dtype=np.int64), np.ones((1, len(laws)))), np.zeros(1, dtype=np.int64)
     trees, most = _trees_of(parameters), most_unread(parameters) + 1
@@ -371,6 +375,14 @@ def ends_of_laws(
         possible[used] = True
     kinds = np.flatnonzero(possible)
     return RoundEnds(kinds // most, chance[:, kinds].T), kinds % most
+
+
+@lru_cache(maxsize=1024)
+def _kept_ends(parameters: Parameters, laws: tuple[RankRates, ...], levels: int) -> tuple[RoundEnds, Integers]:
+    ends, unread = ends_of_laws(parameters, laws, levels, np.array([law.weights for law in laws]))
+    for values in (*ends, unread):
+        values.flags.writeable = False
+    return ends, unread
 
 
 def moments_of_pairs(
@@ -542,7 +554,7 @@ def _kept_starts(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...
 
 
 _FEW_LAWS = 8
-"""Number of laws up to which the starts of rounds are kept: many costs ask for the same ones."""
+"""Number of laws up to which the ends and the starts of rounds are kept: many costs ask for the same ones."""
 
 
 def moments(parameters: Parameters, tokens: int, law: RankLaw, price: TreePrices) -> Moments:
