@@ -21,7 +21,7 @@ MATCHES = [Iid(0.0), Iid(0.3), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9]
 DEPTHS = [None, *(Depths(np.roll([0.5, 0.2, 0.2, 0.1, *[0.0] * (LAYERS - 4)], by)) for by in (0, 3, LAYERS - 1))]
 RANKS = [RankRates([[[rate, 0.2]] * 3]) for rate in (0.0, 0.3, 0.8)]
 CLASSES = [RankRates([[[rate, 0.2]] * 3, [[0.2, 0.1], [0.1, 0.0], [0.9, 0.1]]], [0.3, 0.7]) for rate in (0.4, 0.7)]
-BY_SEQUENCE = [RankRates(law.rates, law.weights, by_sequence=True) for law in CLASSES]
+BY_SEQUENCE = [RankRates(law.rates, weights, by_sequence=True) for law, weights in zip(CLASSES, ([1, 0], [0.2, 0.8]), strict=True)]
 GROWING = {"shape": "eagle-2", "draft_depth": 3, "width": 2, "nodes": 4, "rank_rates": (((0.5, 0.3),) * 3, ((0.3, 0.2),) * 3)}
 LOOKUPS = [Lookups.of_rates(hits, 0.6, 4) for hits in (0.0, 0.4, (0.2, 0.7), 1.0)]
 EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [

@@ -8,7 +8,7 @@ These rounds are followed apart, for all decodings at once, by what they add to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +116,8 @@ class TreeDecodings(NamedTuple):
         `whole` has shape (values, unread, positions), `last` (values, rounds, unread, lengths); the means (values, laws, lengths).
         """
         laws, lengths = self.mass.shape[2], last.shape[-1]
-        each = self._until_last(np.einsum("sul,vus->vsl", self.mass, whole), self.law).reshape(len(whole), laws, lengths)
+        sums: Any = sum(whole[:, unread, :, None] * self.mass[:, unread] for unread in range(whole.shape[1]))
+        each = self._until_last(sums, self.law).reshape(len(whole), laws, lengths)
         return np.asarray(each + np.einsum("ruln,vrun->vln", self.last.reshape(*self.last.shape[:2], laws, lengths), last))
 
     def square(self, whole: Floats, last: Floats, price: NDArray[np.intp]) -> Floats:

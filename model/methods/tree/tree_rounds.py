@@ -454,7 +454,7 @@ def _squares(
     return found
 
 
-_MANY_PAIRS = 50
+_MANY_PAIRS = 20
 """Pairs of one law from which many positions are taken at once."""
 _PAIRS = 1000
 """Pairs whose arrays of a position stay in the cache of a processor."""
