@@ -427,11 +427,27 @@ def _masses(parameters: Parameters, ends: Sequence[tuple[RoundEnds, Integers]]) 
     `ends` are the endings of rounds from each position.
     """
     tokens, laws = len(ends), ends[0][0].chance.shape[1]
-    ahead = np.zeros((tokens + 1 + parameters.levels, 1 + most_unread(parameters), laws))
-    ahead[0, 0] = 1.0
-    for start, (each, unread) in enumerate(ends):
-        ahead[start + 1 + each.accepted, unread] += ahead[start].sum(axis=0) * each.chance
+    total = np.zeros((tokens + 1 + parameters.levels, laws))
+    ahead = np.zeros((len(total), 1 + most_unread(parameters), laws))
+    total[0] = ahead[0, 0] = 1.0
+    for here, each, unread in _alike(ends):
+        chance = np.zeros((int(each.accepted[-1]) + 1, laws))
+        np.add.at(chance, each.accepted, each.chance)
+        for start in range(here.start, here.stop):
+            total[start + 1 : start + 1 + len(chance)] += chance * total[start]
+        for accepted, left, likely in zip(each.accepted.tolist(), unread.tolist(), each.chance, strict=True):
+            ahead[here.start + 1 + accepted : here.stop + 1 + accepted, left] += likely * total[here]
     return ahead[:tokens]
+
+
+def _alike(ends: Sequence[tuple[RoundEnds, Integers]]) -> Iterator[tuple[slice, RoundEnds, Integers]]:
+    """Stretches of positions from which rounds end alike."""
+    at = 0
+    while at < len(ends):
+        each, unread = ends[at]
+        size = next((place for place, other in enumerate(ends[at:]) if other[0] is not each), len(ends) - at)
+        yield slice(at, at + size), each, unread
+        at += size
 
 
 def _squares(
@@ -484,17 +500,12 @@ def _squares_of_law(
     time = times[..., price]
     more, most = mass[..., law] * time, max(int(each.accepted[-1]) for each, _ in ends)
     until = np.zeros((len(ends) + 1 + most, *time.shape[1:]))
-    at = 0
-    while at < len(ends):
-        each, unread = ends[at]
-        size = next((place for place, other in enumerate(ends[at:]) if other[0] is not each), len(ends) - at)
-        own = slice(at, at + size)
+    for own, each, unread in _alike(ends):
         chance = np.zeros(most + 1)
         np.add.at(chance, each.accepted, each.chance[:, law[0]])
         spent = round_counts.followed(until[own].sum(axis=1) + more[own].sum(axis=1), chance)
         for accepted, left, likely in zip(each.accepted.tolist(), unread.tolist(), each.chance[:, law[0]].tolist(), strict=True):
-            until[at + 1 + accepted : at + 1 + accepted + size, left] += likely * spent
-        at += size
+            until[own.start + 1 + accepted : own.stop + 1 + accepted, left] += likely * spent
     return np.asarray(np.einsum("tup,tup->p", time, 2 * until[: len(ends)] + more))
 
 
@@ -539,14 +550,14 @@ def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates
 
     Shape (tokens, 1 + most unread, laws).
     """
-    if weights is None and len(laws) <= _FEW_LAWS:
+    if weights is None and len(laws) <= _FEW_LAWS and tokens <= _FEW_TOKENS:
         return _kept_starts(parameters, tokens, tuple(laws))
     levels = levels_of(parameters, tokens)
     known = {count: ends_of_laws(parameters, laws, count, weights) for count in np.unique(levels).tolist()}
     return _masses(parameters, [known[count] for count in levels.tolist()])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _kept_starts(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...]) -> Floats:
     found = starts_of_laws(parameters, tokens, laws, np.array([law.weights for law in laws]))
     found.flags.writeable = False
@@ -555,6 +566,8 @@ def _kept_starts(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...
 
 _FEW_LAWS = 8
 """Number of laws up to which the ends and the starts of rounds are kept: many costs ask for the same ones."""
+_FEW_TOKENS = 2000
+"""Tokens up to which the starts are kept."""
 
 
 def moments(parameters: Parameters, tokens: int, law: RankLaw, price: TreePrices) -> Moments:
