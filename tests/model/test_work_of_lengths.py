@@ -4,16 +4,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.costs.layer_times import UnitCost
 from model.methods import registry
 from model.methods.early_exit.finite_early_exit import Depths
+from model.methods.ngram import theory as ngram_theory
 from model.methods.ppd import theory
+from model.methods.tree import theory as tree_theory
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.rank_laws import RankRates
+from tests.support.tiers import examples
 
 LAYERS = 12
 RECORDED = Replay(np.array([[1, 0, 1, 1] * 10, [0, 1, 1, 0] * 10]))
@@ -45,7 +48,9 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
 ]
 
 
-@given(st.sampled_from(EXAMPLES), st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True))
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example[0])
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True))
+@settings(max_examples=examples(10, 100), deadline=None)
 def test_lengths_together_are_lengths_alone(example: tuple[str, dict[str, Any], list[Any]], lengths: list[int]) -> None:
     name, table, laws = example
     method, rising = registry.method(name), np.array(sorted(lengths))
@@ -71,6 +76,21 @@ def test_positions_that_differ_have_no_lengths_together() -> None:
     assert method.work_of_lengths(method.kind(layers=LAYERS, fill="backfill"), np.array([2, 5]), DEPTHS) is None
     nested = registry.method("ppd").kind(layers=LAYERS, exit_layer=3, candidates=2, form="nested")
     assert theory.work_of_lengths(nested, np.array([2, 5]), MATCHES) is None
+
+
+def test_work_of_laws_beyond_a_block_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, table, laws in (("tree", GROWING, CLASSES), ("ngram", {"draft_length": 4}, LOOKUPS)):
+        method, lengths = registry.method(name), np.array([2, 7, 19])
+        parameters = method.kind(layers=LAYERS, **table)
+        assert method.work_of_lengths is not None
+        whole = method.work_of_lengths(parameters, lengths, laws)
+        with monkeypatch.context() as patch:
+            patch.setattr(tree_theory, "_DECODINGS", 3)
+            patch.setattr(ngram_theory, "_CELLS", 1)
+            parts = method.work_of_lengths(parameters, lengths, laws)
+        for model, totals in whole.by_model.items():
+            for ours, expected in zip(parts.by_model[model], totals, strict=True):
+                np.testing.assert_allclose(ours, expected, rtol=1e-13)
 
 
 def test_records_of_lookups_have_no_work() -> None:
