@@ -232,13 +232,32 @@ class LookupDecodings(NamedTuple):
         """
         kinds = self.starts.rounds.found
         every = np.broadcast_to(values, (self.mass.shape[2], len(self.mass), values.shape[-1]))
-        found = np.cumsum(np.einsum("skl,lsk->sl", self.mass, every[..., kinds]), axis=0)[self.lengths - 1, self.law]
+        whole = np.moveaxis(values[..., kinds], 0, -1)  # (positions, kinds, laws), or 1 in place of positions and laws
+        found = np.cumsum((self.mass * whole).sum(axis=1), axis=0)[self.lengths - 1, self.law]
         for remaining in range(self.last):
             own = np.flatnonzero(self.lengths > remaining)
             at, law = self.lengths[own] - 1 - remaining, self.law[own]
             each = every[law, at]
             changed = each[:, np.minimum(kinds, remaining)] - each[:, kinds]
             found[own] += (self.mass[at, :, law] * changed).sum(axis=1)
+        return np.asarray(found)
+
+    def means(self, values: Floats) -> Floats:
+        """`mean` of several values that are the same for all laws; shape (values, decodings).
+
+        Values have shape (values, positions, 1 + most drafted tokens).
+        """
+        kinds = self.starts.rounds.found
+        distinct, which = np.unique(self.lengths, return_inverse=True)
+        sums = np.empty((distinct.size, len(values), self.mass.shape[2]))
+        for own, begin, end in zip(sums, [0, *distinct[:-1].tolist()], distinct.tolist(), strict=True):
+            own[:] = [np.einsum("skl,sk->l", self.mass[begin:end], each[begin:end][:, kinds]) for each in values]
+        found = np.cumsum(sums, axis=0)[which, :, self.law].T
+        for remaining in range(self.last):
+            later = np.flatnonzero(self.lengths > remaining)
+            at = self.lengths[later] - 1 - remaining
+            changed = values[:, at[:, None], np.minimum(kinds, remaining)] - values[:, at[:, None], kinds]
+            found[:, later] += (self.mass[at, :, self.law[later]] * changed).sum(axis=-1)
         return np.asarray(found)
 
     def square(self, times: Floats, asked: NDArray[np.intp]) -> Floats:
@@ -355,7 +374,8 @@ def _of_lookups(
 def _of_lengths(decodings: LookupDecodings, times: Floats, operations: Floats, means: NDArray[np.bool_]) -> Floats:
     """Rows of `Moments` of decodings, with times and operations of rounds as values of `LookupDecodings.mean`."""
     mean, worked = decodings.mean(times), decodings.mean(operations)
-    rounds, drafted = (decodings.mean(each[None, None]) for each in (np.ones(times.shape[-1]), np.arange(float(times.shape[-1]))))
+    tokens = np.arange(float(times.shape[-1]))
+    rounds, drafted = decodings.means(np.repeat(np.stack([np.ones(tokens.size), tokens])[:, None], len(decodings.mass), axis=1))
     variance, asked = np.full(means.size, np.nan), np.flatnonzero(~means)
     if asked.size:
         variance[asked] = np.maximum(decodings.square(times, asked) - mean[asked] ** 2, 0.0)

@@ -130,14 +130,15 @@ def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Se
         return None
     place, layers = np.arange(lengths[-1])[:, None], parameters.layers
     width = np.arange(1.0, int(known[0].cells.drafted.max()) + 2)
-    of_round = np.ones(width.size)[None], width[None], place * width + width * (width + 1) / 2, place + width
+    wide = np.broadcast_to(width, (place.size, width.size))
+    of_round = np.stack([np.ones(wide.shape), wide, place * width + width * (width + 1) / 2, place + width])
     sums: Any = np.empty((4, len(known), lengths.size))
     size = max(_CELLS // (place.size * width.size), 1)
     for at in range(0, len(known), size):
         part = known[at : at + size]
         law = np.repeat(np.arange(len(part)), lengths.size)
         decodings = lookup_rounds.LookupDecodings.of(np.tile(lengths, len(part)), part, law, cut=parameters.cut)
-        sums[:, at : at + size] = [decodings.mean(each[None]).reshape(len(part), -1) for each in of_round]
+        sums[:, at : at + size] = decodings.means(of_round).reshape(4, len(part), -1)
     passes, read, attended, rows = sums
     return Work({"target": Totals(
         passes, layers * passes, layers * read, layers * attended, layers * rows, head_runs=passes, heads=read,
