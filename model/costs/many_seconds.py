@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -405,15 +405,38 @@ _MOST_TABULATED = 1 << 17
 """Largest prompt of which times are kept."""
 
 
-def errors_of(costs: VariedSeconds, tokens: int) -> Floats:
-    """Relative error of the time of plain decoding, by cost [-]: the mean of its steps, weighted by their times."""
-    at, size = np.arange(tokens), max(_CELLS // tokens, 1)
-    found = []
-    for start in range(0, len(costs), size):
-        each = costs[start : start + size].joined()
+def errors_of(costs: VariedSeconds, tokens: int | NDArray[np.int64]) -> Floats:
+    """Relative error of the time of plain decoding of `tokens` tokens (or as many for each cost), by cost [-].
+
+    The mean error of the steps, weighted by their times.
+    """
+    found = np.empty(len(costs))
+    for mine, each, at, where in _in_blocks(costs, tokens):
         weights = each.plain_times(at)
-        found.append((each.plain_error(at) * weights).sum(axis=-1) / weights.sum(axis=-1))
-    return np.concatenate(found)
+        wrong, whole = (np.cumsum(values, axis=-1)[where] for values in (each.plain_error(at) * weights, weights))
+        found[mine] = wrong / whole
+    return found
+
+
+def plain_times_of(costs: VariedSeconds, tokens: int | NDArray[np.int64]) -> Floats:
+    """Time of plain decoding of `tokens` tokens of one sequence (or as many for each cost), by cost [s]."""
+    found = np.empty(len(costs))
+    for mine, each, at, where in _in_blocks(costs, tokens):
+        found[mine] = np.cumsum(each.plain_times(at), axis=-1)[where]
+    return found
+
+
+def _in_blocks(
+    costs: VariedSeconds, tokens: int | NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.intp], ManySeconds, NDArray[np.intp], tuple[NDArray[np.intp], NDArray[np.intp]]]]:
+    """Blocks of distinct costs: indices of the costs in it, these as one, positions, and the index of each one's last position."""
+    distinct, which = costs.unique()
+    lengths = np.broadcast_to(np.asarray(tokens), len(costs))
+    at = np.arange(int(lengths.max(initial=1)))
+    size = max(_CELLS // at.size, 1)
+    for start in range(0, len(distinct), size):
+        mine = np.flatnonzero((which >= start) & (which < start + size))
+        yield mine, distinct[start : start + size].joined(), at, (which[mine] - start, lengths[mine] - 1)
 
 
 _CELLS = 500_000
