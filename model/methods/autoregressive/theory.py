@@ -27,7 +27,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: St
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; passes are priced at all costs together."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: 1, together="uniform")
+    return predict_by_decoding(_predict_together, points, lambda parameters: 1, together="always")
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
