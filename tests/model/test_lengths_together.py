@@ -20,6 +20,7 @@ from model.hardware.devices import device
 from model.hardware.roofline import Roofline
 from model.methods import registry
 from model.methods.bild.threshold_decisions import Independent
+from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
@@ -78,6 +79,7 @@ CASES = {
     ),
     "early exit at a layer": Decodings("early_exit", {"exit_layer": 5}, [None]),
     "early exit": Decodings("early_exit", {}, [EXITS, Depths(exit_pmf([0.0] * 7 + [1.0]))]),
+    "early exit by position": Decodings("early_exit", {}, [EXITS, Depths([[0.25] * 4 + [0.0] * 4, *[[0.125] * 8] * LONGEST])]),
     "early exit of static batches": Decodings("early_exit", {"sequences": 3, "batching": "static"}, [EXITS_OF_THREE]),
     "skipdecode of static batches": Decodings(
         "skipdecode",
@@ -127,6 +129,19 @@ def test_each_length_on_hardware_is_predicted_as_alone(name: str, data: st.DataO
     places = st.tuples(st.integers(0, lengths.size - 1), st.integers(0, len(case.laws) - 1))
     pairs = np.array([(0, 0), (1, 0), *data.draw(st.lists(places, max_size=12))], dtype=np.intp)
     _require_alike(case, ChoiceGroup(parameters, lengths, costs), pairs, 1e-11)
+
+
+def test_blocks_of_early_exit_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of laws and costs are evaluated in parts."""
+    parameters, lengths = registry.parameters("early_exit")(layers=8), np.array([7, 1, 9, 4, 4, 13])
+    costs = VariedSeconds(HARDWARE, lengths.size, {"prompt": np.array([0, 700, 700, 0, 9000, 700])})
+    choice, law = (each.ravel() for each in np.meshgrid(np.arange(lengths.size), np.arange(2)))
+    points = PredictionPoints(GroupedChoices([ChoiceGroup(parameters, lengths, costs)]), CASES["early exit"].laws, choice, law)
+    whole = registry.method("early_exit").predict_points(points)
+    monkeypatch.setattr(finite_early_exit, "_CELLS", 2 * 13 * 8)  # two pairs
+    parts = registry.method("early_exit").predict_points(points)
+    np.testing.assert_allclose(parts.latency, whole.latency, rtol=1e-13)
+    np.testing.assert_allclose(parts.latency_variance, whole.latency_variance, rtol=1e-11, atol=1e-22)
 
 
 def _require_alike(case: Decodings, group: ChoiceGroup[Any], pairs: NDArray[np.intp], tolerance: float) -> None:
