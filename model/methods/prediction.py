@@ -293,16 +293,18 @@ class PairBlock(NamedTuple):
 def pair_blocks(law: NDArray[np.intp], price: NDArray[np.intp], size: int) -> Iterator[PairBlock]:
     """Distinct pairs of the points' laws and costs, at most `size` together.
 
-    >>> law, price = np.array([0, 1, 0, 1]), np.array([2, 0, 2, 1])
-    >>> [(block.law.tolist(), block.price.tolist(), block.points.tolist(), block.pair.tolist()) for block in pair_blocks(law, price, 2)]
+    >>> blocks = pair_blocks(np.array([0, 1, 0, 1]), np.array([2, 0, 2, 1]), 2)
+    >>> [tuple(each.tolist() for each in block) for block in blocks]
     [([0, 1], [2, 0], [0, 2, 1], [0, 0, 1]), ([1], [1], [3], [0])]
     """
-    costs = int(price.max()) + 1
+    costs = int(price.max(initial=0)) + 1
     pairs, pair = np.unique(law * costs + price, return_inverse=True)
     order = np.argsort(pair, kind="stable")
-    starts = np.arange(0, pairs.size, size)
-    for start, points in zip(starts.tolist(), np.split(order, np.searchsorted(pair[order], starts[1:])), strict=True):
-        yield PairBlock(*np.divmod(pairs[start : start + size], costs), points, pair[points] - start)
+    starts = range(0, pairs.size, size)
+    ends = np.searchsorted(pair[order], [*starts[1:], pairs.size])
+    for start, points in zip(starts, np.split(order, ends), strict=False):
+        some = pairs[start : start + size]
+        yield PairBlock(some // costs, some % costs, points, pair[points] - start)
 
 
 _LARGEST_PRODUCT = 4

@@ -18,7 +18,7 @@ from model.costs.many_seconds import VariedSeconds
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.devices import device
 from model.hardware.roofline import Roofline
-from model.methods import registry
+from model.methods import prediction, registry, stages
 from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.finite_early_exit import Depths
@@ -27,7 +27,7 @@ from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, 
 from model.methods.rounds.round_laws import Rounds
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups
-from model.outcomes.outcome_laws import ByPosition, Iid
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay
 from model.outcomes.rank_laws import RankRates
 from tests.support.tiers import examples
 
@@ -47,6 +47,9 @@ RANKS = [RankRates([[[rate, 0.1]] * 2]) for rate in (0.2, 0.7)]
 EXITS = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]))
 EXITS_OF_THREE = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]), 3)
 BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
+RECORDED = Replay(np.random.default_rng(1).random((3, LONGEST)) < 0.6)
+CHANCES = RecordedProbabilities(np.random.default_rng(2).random((3, LONGEST)))
+MATCHES = [*RATES, Markov(0.6, 0.3), Markov(0.5, -1.0), BY_POSITION, RECORDED, CHANCES]
 CASES = {
     "no drafts": Decodings("speculative", {"draft_length": 0}, RATES),
     "speculative": Decodings("speculative", {"draft_length": 4}, [*RATES, Rounds([0.9, 0.5, 0.2, 0.1])]),
@@ -71,7 +74,9 @@ CASES = {
     "ngram, in stretches": Decodings(
         "ngram", {"draft_length": 4}, [Lookups.of_rates(rates, 0.6, 4) for rates in ((0.2, 0.7), (0.4, 0.4))],
     ),
-    "ppd": Decodings("ppd", {"exit_layer": 5, "candidates": 2}, RATES),
+    "ppd": Decodings("ppd", {"exit_layer": 5, "candidates": 2}, MATCHES),
+    "ppd, eager": Decodings("ppd", {"exit_layer": 5, "candidates": 2, "form": "eager"}, MATCHES),
+    "ppd, flat": Decodings("ppd", {"exit_layer": 3, "candidates": 2, "form": "flat"}, MATCHES),
     "skipdecode": Decodings("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 3, "sequence_length": 50}, [None]),
     "skipdecode, decaying prompt": Decodings(
         "skipdecode",
@@ -129,6 +134,36 @@ def test_each_length_on_hardware_is_predicted_as_alone(name: str, data: st.DataO
     places = st.tuples(st.integers(0, lengths.size - 1), st.integers(0, len(case.laws) - 1))
     pairs = np.array([(0, 0), (1, 0), *data.draw(st.lists(places, max_size=12))], dtype=np.intp)
     _require_alike(case, ChoiceGroup(parameters, lengths, costs), pairs, 1e-11)
+
+
+@pytest.mark.parametrize("form", ["literal", "flat"])
+@pytest.mark.parametrize("on_hardware", [False, True])
+def test_a_law_need_not_reach_further_than_its_decodings(form: str, on_hardware: bool) -> None:
+    """Rates of 5 positions suffice for 6 tokens, also where other decodings are longer."""
+    exit_layer = 5 if form == "literal" else 3
+    case = Decodings("ppd", {"exit_layer": exit_layer, "candidates": 2, "form": form}, [*MATCHES, ByPosition([0.5] * 5)])
+    lengths = np.array([6, LONGEST, 2])
+    costs: Any = VariedSeconds(HARDWARE, 3, {"prompt": np.array([0, 700, 700])}) if on_hardware else [replace(COST, link=1.0)] * 3
+    group = ChoiceGroup(registry.parameters("ppd")(layers=8, **case.parameters), lengths, costs)
+    short = len(MATCHES)
+    _require_alike(case, group, np.array([(0, short), (2, short), *((1, law) for law in range(short))]), 1e-11)
+
+
+def test_blocks_of_columns_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variance of stages that depend on one another is computed for some pairs of laws and costs at a time."""
+    parameters, lengths = registry.parameters("ppd")(8, 3, 2, form="flat"), np.array([7, 1, 9, 4, 4, 13])
+    costs = VariedSeconds(HARDWARE, lengths.size, {"prompt": np.array([0, 700, 700, 0, 9000, 700])})
+    choice, law = (each.ravel() for each in np.meshgrid(np.arange(lengths.size), np.arange(len(MATCHES))))
+    few = (law < 5) | (lengths[choice] < 8)  # the last laws are of shorter decodings
+    points = PredictionPoints(GroupedChoices([ChoiceGroup(parameters, lengths, costs)]), MATCHES, choice[few], law[few])
+    whole = registry.method("ppd").predict_points(points)
+    monkeypatch.setattr(stages, "_COLUMNS", 2)
+    monkeypatch.setattr(stages, "_CHANCES", 30)  # two laws
+    monkeypatch.setattr(prediction, "_CELLS", 150)
+    parts = registry.method("ppd").predict_points(points)
+    np.testing.assert_allclose(parts.latency, whole.latency, rtol=1e-13)
+    np.testing.assert_allclose(parts.latency_variance, whole.latency_variance, rtol=1e-11, atol=1e-22)
+    np.testing.assert_allclose(parts.busy, whole.busy, rtol=1e-13)
 
 
 def test_blocks_of_early_exit_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
