@@ -19,6 +19,7 @@ from model.costs.pass_seconds import PassSeconds
 from model.hardware.devices import device
 from model.hardware.roofline import Roofline
 from model.methods import prediction, registry, stages
+from model.methods.bild import finite_bild
 from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.finite_early_exit import Depths
@@ -62,6 +63,8 @@ CASES = {
     "self-speculative": Decodings("self_speculative", {"exit_layer": 4, "draft_length": 3}, RATES),
     "bild": Decodings("bild", {"max_draft_length": 3}, DECISIONS),
     "bild, code": Decodings("bild", {"max_draft_length": 7, "variant": "code"}, DECISIONS),
+    "bild, first layers": Decodings("bild", {"exit_layer": 3, "max_draft_length": 4}, DECISIONS),
+    "bild, separate units": Decodings("bild", {"max_draft_length": 1, "placement": "separate"}, DECISIONS),
     "bild by position": Decodings("bild", {"max_draft_length": 2}, [*DECISIONS, Independent([0.2] * LONGEST, [0.1] * LONGEST)]),
     "tree": Decodings("tree", {"shape": "full", "draft_depth": 2, "width": 2, "placement": "separate"}, RANKS),
     "tree of one level": Decodings("tree", {"shape": "full", "draft_depth": 1, "width": 2, "placement": "separate"}, RANKS),
@@ -151,32 +154,47 @@ def test_a_law_need_not_reach_further_than_its_decodings(form: str, on_hardware:
 
 def test_blocks_of_columns_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variance of stages that depend on one another is computed for some pairs of laws and costs at a time."""
-    parameters, lengths = registry.parameters("ppd")(8, 3, 2, form="flat"), np.array([7, 1, 9, 4, 4, 13])
-    costs = VariedSeconds(HARDWARE, lengths.size, {"prompt": np.array([0, 700, 700, 0, 9000, 700])})
-    choice, law = (each.ravel() for each in np.meshgrid(np.arange(lengths.size), np.arange(len(MATCHES))))
-    few = (law < 5) | (lengths[choice] < 8)  # the last laws are of shorter decodings
-    points = PredictionPoints(GroupedChoices([ChoiceGroup(parameters, lengths, costs)]), MATCHES, choice[few], law[few])
-    whole = registry.method("ppd").predict_points(points)
-    monkeypatch.setattr(stages, "_COLUMNS", 2)
-    monkeypatch.setattr(stages, "_CHANCES", 30)  # two laws
-    monkeypatch.setattr(prediction, "_CELLS", 150)
-    parts = registry.method("ppd").predict_points(points)
-    np.testing.assert_allclose(parts.latency, whole.latency, rtol=1e-13)
-    np.testing.assert_allclose(parts.latency_variance, whole.latency_variance, rtol=1e-11, atol=1e-22)
-    np.testing.assert_allclose(parts.busy, whole.busy, rtol=1e-13)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "_COLUMNS", 2)
+        patch.setattr(stages, "_CHANCES", 30)  # two laws
+        patch.setattr(prediction, "_CELLS", 150)
+        parts = _of_some_lengths("ppd, flat")
+    _require_close(parts, _of_some_lengths("ppd, flat"))
 
 
 def test_blocks_of_early_exit_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of laws and costs are evaluated in parts."""
-    parameters, lengths = registry.parameters("early_exit")(layers=8), np.array([7, 1, 9, 4, 4, 13])
-    costs = VariedSeconds(HARDWARE, lengths.size, {"prompt": np.array([0, 700, 700, 0, 9000, 700])})
-    choice, law = (each.ravel() for each in np.meshgrid(np.arange(lengths.size), np.arange(2)))
-    points = PredictionPoints(GroupedChoices([ChoiceGroup(parameters, lengths, costs)]), CASES["early exit"].laws, choice, law)
-    whole = registry.method("early_exit").predict_points(points)
-    monkeypatch.setattr(finite_early_exit, "_CELLS", 2 * 13 * 8)  # two pairs
-    parts = registry.method("early_exit").predict_points(points)
-    np.testing.assert_allclose(parts.latency, whole.latency, rtol=1e-13)
-    np.testing.assert_allclose(parts.latency_variance, whole.latency_variance, rtol=1e-11, atol=1e-22)
+    with monkeypatch.context() as patch:
+        patch.setattr(finite_early_exit, "_CELLS", 2 * 13 * 8)  # two pairs
+        parts = _of_some_lengths("early exit")
+    _require_close(parts, _of_some_lengths("early exit"))
+
+
+def test_blocks_of_segments_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(finite_bild, "_COUNTS", 200)  # one law
+        patch.setattr(finite_bild, "_CELLS", 2 * 13 * 8)  # two pairs
+        parts = _of_some_lengths("bild, code")
+    _require_close(parts, _of_some_lengths("bild, code"))
+
+
+def _of_some_lengths(name: str) -> Prediction:
+    """All laws of a case, at several lengths and prompts."""
+    case, lengths = CASES[name], np.array([7, 1, 9, 4, 4, 13])
+    group = ChoiceGroup(
+        registry.parameters(case.method)(layers=8, **case.parameters), lengths,
+        VariedSeconds(HARDWARE, lengths.size, {"prompt": np.array([0, 700, 700, 0, 9000, 700])}),
+    )
+    choice, law = (each.ravel() for each in np.meshgrid(np.arange(lengths.size), np.arange(len(case.laws))))
+    few = (law < 5) | (lengths[choice] < 8)  # the last of many laws are of shorter decodings
+    return registry.method(case.method).predict_points(PredictionPoints(GroupedChoices([group]), case.laws, choice[few], law[few]))
+
+
+def _require_close(found: Prediction, expected: Prediction) -> None:
+    for column, values in vars(expected).items():
+        if values is not None:
+            least = 1e-11 * float(np.max(expected.latency)) ** 2 if column == "latency_variance" else 0.0
+            np.testing.assert_allclose(getattr(found, column), values, rtol=1e-12, atol=least, err_msg=column)
 
 
 def _require_alike(case: Decodings, group: ChoiceGroup[Any], pairs: NDArray[np.intp], tolerance: float) -> None:

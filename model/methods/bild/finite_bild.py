@@ -21,9 +21,9 @@ from model.interpret.account import Totals, Work
 from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions
-from model.methods.prediction import DecodingPoints, linear
+from model.methods.prediction import DecodingPoints, linear, pair_blocks
 from model.methods.rounds import round_moments
-from model.methods.rounds.prices_of_rounds import reread_times, sums_from, times_by_width
+from model.methods.rounds.prices_of_rounds import reread_times, sums_before, sums_from, times_by_width
 from model.methods.rounds.round_walks import Tally
 from model.steps import LayerSpan
 
@@ -336,47 +336,60 @@ def _counted(how: _Counting, fallback: Floats, rollback: Floats) -> SegmentCount
     return SegmentCounts(segment, again, late[:tokens])
 
 
-def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[Independent]) -> SegmentCounts:
+class _Starts(NamedTuple):
+    """Where segments of laws with constant rates start; the tokens after a position do not matter."""
+
+    ends: _SegmentEnds
+    """Probabilities of a segment whose draft is not cut."""
+    mass: Floats
+    """Probability that a segment starts at each position; shape (positions, laws)."""
+    late: Floats
+    """Probability that one does in which the small model must read two tokens first."""
+
+    @staticmethod
+    def of(parameters: Parameters, tokens: int, laws: Sequence[Independent]) -> _Starts:
+        """The segments that start at the first `tokens` positions."""
+        longest, code = parameters.longest_draft, parameters.variant == "code"
+        rates = (np.array([float(getattr(law, name)) for law in laws]) for name in ("fallback_rate", "rollback_rate"))
+        ends = _SegmentEnds.of(*(np.repeat(each[None], longest, axis=0) for each in rates))
+        advance, mass = ends.advance(code=code), np.zeros((tokens + longest + 1, len(laws)))
+        mass[0] = 1.0
+        for start in range(tokens):
+            mass[start + 1 : start + 2 + longest] += mass[start] * advance
+        late, mass = np.zeros((tokens + longest + 2, len(laws))), mass[:tokens]
+        _count_late(late, 0, ends, mass, code=code)
+        return _Starts(ends, mass, late[:tokens])
+
+    def by_draft(self, lengths: NDArray[np.int64], weight: Floats | None = None) -> Floats:
+        """Expected segments of decodings by the tokens that they may draft; shape (longest draft + 1, lengths, laws).
+
+        Only the last segments are cut. `weight` are weights of the positions, 1 by default.
+        """
+        mass = self.mass if weight is None else self.mass * weight[:, None]
+        longest = len(self.ends.back)
+        before = np.concatenate([np.zeros((1, mass.shape[1])), mass.cumsum(axis=0)])
+        left = lengths[:, None] - 1 - np.arange(longest)  # position from which each number of tokens may be drafted
+        cut = np.where(left[..., None] >= 0, mass[np.maximum(left, 0)], 0.0)
+        return np.concatenate([np.moveaxis(cut, 1, 0), before[np.maximum(lengths - longest, 0)][None]])
+
+
+def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], starts: _Starts) -> SegmentCounts:
     """`counts_of` decodings of each of several lengths under laws with constant rates, the laws of the first length first.
 
-    `lengths` are distinct and rising. One recursion to the longest serves all, since segments are cut in the last positions only,
-    from where on counts depend on the remaining tokens.
-
     >>> parameters, laws = Parameters(24, max_draft_length=1), [Independent(0.5, 0.25)]
-    >>> found = counts_of_lengths(parameters, np.array([3, 8]), laws)
+    >>> found = counts_of_lengths(parameters, np.array([3, 8]), _Starts.of(parameters, 8, laws))
     >>> found.passes.tolist() == [float(counts_of(parameters, tokens, laws).passes[0]) for tokens in (3, 8)]
     True
     """
-    longest, code, size = parameters.longest_draft, parameters.variant == "code", len(laws)
-    rates = (np.array([float(getattr(law, name)) for law in laws]) for name in ("fallback_rate", "rollback_rate"))
-    full = _SegmentEnds.of(*(np.repeat(each[None], longest, axis=0) for each in rates))
-    most = int(np.minimum(lengths, longest).max())
-    # Counts of decodings with 0, 1, ..., `most` tokens, of which the first segment may draft all but one.
-    segment, again = np.zeros((most + 1, 2, longest + 1, size)), np.zeros((most + 1, longest, size))
-    for tokens in range(1, most + 1):
-        ends = full.cut(tokens - 1)
-        _count(segment, again, tokens, ends, np.ones((1, size)), code=code)
-        for counts in (segment, again):
-            counts[tokens] += np.einsum("nl,n...l->...l", ends.advance(code=code), counts[tokens - 1 :: -1])
-    # Before at most `longest` tokens remain: probability of a start at each position, of such before it, and where next ones are.
-    advance, begins = full.advance(code=code), np.maximum(lengths - longest, 0)
-    mass, whole = np.zeros((int(lengths[-1]) + longest + 2, size)), np.zeros((lengths.size, size))
-    window = np.zeros((lengths.size, most + 1, size))  # by remaining tokens
-    mass[0], at, so_far = 1.0, 0, np.zeros(size)
-    for number, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
-        for start in range(at, begin):
-            so_far = so_far + mass[start]
-            mass[start + 1 : start + 2 + longest] += advance * mass[start]
-        at, whole[number] = begin, so_far
-        window[number, : length - begin + 1] = mass[begin : length + 1][::-1]
-    first = np.zeros((1, *segment.shape[1:])), np.zeros((1, *again.shape[1:]))
-    _count(*first, 0, full, np.ones((1, size)), code=code)
-    totals = [
-        np.einsum("irl,r...l->...il", window, cut) + np.einsum("il,...l->...il", whole, each[0])
-        for cut, each in zip((segment, again), first, strict=True)
-    ]
-    found = [each.reshape(1, *each.shape[:-2], -1) for each in totals]
-    return SegmentCounts(found[0], found[1], np.zeros((1, lengths.size * size)))
+    ends, count = starts.ends, starts.by_draft(lengths)
+    longer = count[:0:-1].cumsum(axis=0)[::-1]  # segments that may draft more than 0, 1, ... tokens
+    segment = np.zeros((1, 2, *count.shape))
+    segment[0, 0] = ends.written[:, None] * count
+    segment[0, 1, :-1] = ends.unsure[:, None] * longer
+    again = (ends.back[:, None] * longer if parameters.variant == "code" else np.zeros_like(longer))[None]
+    columns = count.shape[1] * count.shape[2]
+    segment, again = segment.reshape(*segment.shape[:3], columns), again.reshape(*again.shape[:2], columns)
+    return SegmentCounts(segment, again, np.zeros((1, columns)))
 
 
 def _count(segment: Floats, again: Floats, row: int, ends: _SegmentEnds, mass: Floats, *, code: bool) -> None:
@@ -411,13 +424,13 @@ def moments_of_points(points: DecodingPoints[Parameters], price: SegmentPrices) 
     for at in np.flatnonzero(own).tolist():
         found[:, at] = _of_records(points.parameters, points.tokens, points.laws[points.law[at]], price.of(int(points.price[at])))
     if not own.all():
-        found[:, ~own] = _of_counts(points.at(np.flatnonzero(~own)), price)
+        counted = _of_counts if points.lengths is None else _of_lengths
+        found[:, ~own] = counted(points.at(np.flatnonzero(~own)), price)
     return round_moments.Moments(*found)
 
 
 def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
-    """Rows of `Moments` at points with independent decisions; of constant rates, if lengths differ."""
-    lengths, length = points.of_lengths()
+    """Rows of `Moments` at points with independent decisions."""
     tokens, longest, uniform = points.tokens, points.parameters.longest_draft, price.segment.ndim == 4
     segment, again = price.segment, price.rollback_pass[..., :longest]
     if not uniform:
@@ -427,22 +440,79 @@ def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floa
     # Arithmetic does not depend on the position, so that it needs the sums of counts over positions only.
     worked = _in_columns((segment[2], again[2]) if uniform else (segment[2, :, 0], again[2, :, 0]))
     found = np.empty((len(round_moments.Moments._fields), points.law.size))
-    size = max(_COUNTS // (time.shape[1] if not uniform else tokens + lengths.size * time.shape[1]), 1)
+    size = max(_COUNTS // (time.shape[1] if not uniform else tokens + time.shape[1]), 1)
     for start in range(0, len(points.laws), size):
         mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
-        part = replace(points, laws=points.laws[start : start + size], law=points.law[mine] - start, price=points.price[mine])
-        if points.lengths is None:
-            counted = counts_of(points.parameters, tokens, part.laws, by_position=not uniform)
-        else:
-            counted = counts_of_lengths(points.parameters, lengths, part.laws)
-        which = length[mine] * len(part.laws) + part.law
+        law, cost = points.law[mine] - start, points.price[mine]
+        counted = counts_of(points.parameters, tokens, points.laws[start : start + size], by_position=not uniform)
         rows = [each.reshape(-1, each.shape[-1]) for each in counted[: 2 if price.reread is None else 3]]
         counts = np.concatenate(rows) if len(rows) > 1 else rows[0]
-        spent = linear(counts, time, which, part.price)
-        busy = spent if alike else linear(counts, unit_time, which, part.price)
+        spent = linear(counts, time, law, cost)
+        busy = spent if alike else linear(counts, unit_time, law, cost)
         total = counted.summed
-        operations = linear(np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in total[:2]]), worked, which, part.price)
-        found[:, mine] = spent, np.full(mine.size, np.nan), busy, operations, total.passes[which], total.drafted[which]
+        operations = linear(np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in total[:2]]), worked, law, cost)
+        found[:, mine] = spent, np.full(mine.size, np.nan), busy, operations, total.passes[law], total.drafted[law]
+    return found
+
+
+def _of_lengths(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
+    """Rows of `Moments` at points of several lengths with constant rates."""
+    parameters, tokens, drafting = points.parameters, points.tokens, points.parameters.exit_layer is None
+    lengths, length = points.of_lengths()
+    uniform, written = price.segment.ndim == 4, np.arange(parameters.longest_draft + 1)
+    alike = np.array_equal(price.segment[0], price.segment[1]) and (price.reread is None or np.array_equal(*price.reread))
+    found = np.empty((len(round_moments.Moments._fields), points.law.size))
+    size = max(_COUNTS // (tokens + lengths.size * 3 * written.size), 1)
+    for start in range(0, len(points.laws), size):
+        mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
+        part = replace(points.at(mine), laws=points.laws[start : start + size], law=points.law[mine] - start)
+        starts = _Starts.of(parameters, tokens, part.laws)
+        counted = counts_of_lengths(parameters, lengths, starts)
+        which = length[mine] * len(part.laws) + part.law
+        if uniform:
+            counts = np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in counted[:2]])
+            columns = (_in_columns((price.segment[each], price.rollback_pass[each, ..., :-1])) for each in (0, 1))
+            spent, busy = (linear(counts, each, which, part.price) for each in columns)
+        else:
+            spent = _spent_of_lengths(starts, part, price, 0)
+            busy = spent if alike else _spent_of_lengths(starts, part, price, 1)
+        segment, again = counted.segment[0], counted.rollback_pass[0]
+        read = (written + 1) @ segment.sum(axis=0) + (written[:-1] + 2) @ again
+        runs = (written @ segment.sum(axis=0) + segment[1].sum(axis=0))[which]
+        drafts = np.where(runs > 0, runs * part.operations("draft"), 0.0) if drafting else 0.0
+        unknown = np.full(mine.size, np.nan)
+        found[:, mine] = spent, unknown, busy, read[which] + drafts, counted.passes[which], counted.drafted[which]
+    return found
+
+
+def _spent_of_lengths(starts: _Starts, points: DecodingPoints[Parameters], price: SegmentPrices, number: int) -> Floats:
+    """Expected time (`number` 0) or unit-time (1) at points, where times depend on the position.
+
+    Sums over the starts of segments: those whose drafts are not cut, up to the longest decoding, and for each length its last ones.
+    """
+    assert points.lengths is not None
+    tokens, longest, code = points.tokens, points.parameters.longest_draft, points.parameters.variant == "code"
+    ends = starts.ends
+    mass, late, unsure, written, back = (
+        np.ascontiguousarray(each.T) for each in (starts.mass, starts.late, ends.unsure, ends.written, ends.back)
+    )
+    found = np.empty(points.law.size)
+    for law, cost, own, pair in pair_blocks(points.law, points.price, max(_CELLS // (tokens * (longest + 1)), 1)):
+        # By start and tokens that may be drafted: the draft ends early, or it is complete.
+        early = unsure[law, None] * price.segment[number, cost, 1, :, :-1]
+        if code:
+            early += back[law, None] * price.rollback_pass[number, cost, :, :-1]
+        each = written[law, None] * price.segment[number, cost, 0]
+        each[..., 1:] += early.cumsum(axis=-1)
+        each *= mass[law, :, None]
+        until = np.zeros((law.size, tokens + 1))
+        if tokens >= longest:
+            until[:, longest:] = sums_before(each[:, : tokens - longest, longest])
+        for most in range(min(longest, tokens)):
+            until[:, most + 1 :] += each[:, : tokens - most, most]
+        if price.reread is not None:  # the last segment has no draft
+            until[:, 1:] += sums_before(late[law, :-1] * price.reread[number, cost, :-1])
+        found[own] = until[pair, points.lengths[own]]
     return found
 
 
@@ -454,6 +524,8 @@ def _in_columns(each: Sequence[Floats], number: int = 0, reread: Floats | None =
 
 _COUNTS = 600_000
 """Counts that are computed together: a few MB."""
+_CELLS = 100_000
+"""Starts x drafts x pairs of laws and costs that are evaluated together."""
 
 
 def _of_records(parameters: Parameters, tokens: int, law: RecordedDecisions, price: SegmentPrices) -> round_moments.Moments:

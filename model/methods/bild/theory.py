@@ -66,12 +66,14 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: S
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; segments are counted once for all costs."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass, together="uniform")
+    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass, together="always")
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
-    if points.lengths is not None and not all(isinstance(law, Independent) and law.constant for law in points.laws):
-        return points.one_length_each(_predict_together, np.ones(points.law.size, dtype=np.bool_))
+    if points.lengths is not None:
+        apart = np.array([not (isinstance(law, Independent) and law.constant) for law in points.laws])[points.law]
+        if apart.any():
+            return points.one_length_each(_predict_together, apart)
     price = prices(points.parameters, points.cost, points.tokens)
     found = moments_of_points(points, price)
     time, busy = (each.reshape(len(each), -1) for each in price.segment[:2])
