@@ -546,44 +546,84 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[DecisionLaw
     known = [law for law in laws if isinstance(law, Independent)]
     if len(known) < len(laws):
         return None
+    alike = work_of_lengths(parameters, np.array([tokens]), laws)
+    if alike is not None:
+        return alike.at((slice(None), 0))
     size = max(_COUNTS // (tokens * 3 * (parameters.longest_draft + 1)), 1)
-    parts = [_sums(parameters, counts_of(parameters, tokens, known[at : at + size], by_position=True))
+    parts = [_sums_at_positions(parameters, counts_of(parameters, tokens, known[at : at + size], by_position=True))
              for at in range(0, len(known), size)]
-    large, small = np.concatenate(parts, axis=2)
-    early = parameters.exit_layer
+    return _work(parameters, np.concatenate(parts, axis=-1), drafts=tokens > 1)
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[DecisionLaw]) -> Work | None:
+    """`work_of_laws` of several lengths, which rise; shape (laws, lengths). None: not all rates are the same at all positions.
+
+    >>> found = work_of_lengths(Parameters(24, draft_layers=6), np.array([1, 10]), [Independent(1.0, 0.0)])
+    >>> found.by_model["draft"].passes.tolist()
+    [[0.0, 9.0]]
+    """
+    known = [law for law in laws if isinstance(law, Independent) and law.constant]
+    if len(known) < len(laws):
+        return None
+    starts, most = _Starts.of(parameters, int(lengths[-1]), known), np.arange(parameters.longest_draft + 1)
+    # One segment that may draft each number of tokens; what a pass reads rises with its position.
+    segment = np.zeros((most.size, 2, most.size, len(known)))
+    again = np.zeros((most.size, most.size - 1, len(known)))
+    for drafts in most.tolist():
+        _count(segment, again, drafts, starts.ends.cut(drafts), np.ones((1, len(known))), code=parameters.variant == "code")
+    first, second = (_sums(parameters, segment, again, np.full(most.size, place), most) for place in (0.0, 1.0))
+    place = np.arange(float(lengths[-1]))
+    sums = np.einsum("mvdl,dnl->mvln", first, starts.by_draft(lengths))
+    sums += np.einsum("mvdl,dnl->mvln", second - first, starts.by_draft(lengths, place))
+    if parameters.exit_layer is None:  # the last segment has no draft
+        for row, weights in ((1, starts.late), (2, starts.late * place[:, None])):
+            sums[1, row] += sums_before(weights.T)[:, lengths - 1]
+    return _work(parameters, sums, drafts=bool(lengths[-1] > 1))
+
+
+def _work(parameters: Parameters, sums: Floats, *, drafts: bool) -> Work:
+    """Work from `_sums` over all segments; without passes of the small model if there are no `drafts`."""
+    (large, small), early = sums, parameters.exit_layer
     if early is not None:
         first, others = _totals(early, small)._replace(head_runs=small[4]), _totals(parameters.layers - early, large)
         return Work({"target": Totals(*(one + other for one, other in zip(first, others, strict=True)))})
     found = {"target": _totals(parameters.layers, large)}
-    return Work(found | {"draft": _totals(parameters.draft_layers, small)} if tokens > 1 else found)
+    return Work(found | {"draft": _totals(parameters.draft_layers, small)} if drafts else found)
 
 
-def _sums(parameters: Parameters, counts: SegmentCounts) -> Floats:
-    """Passes, tokens, attended positions, rows read and heads of the large and of the small model, by law."""
-    tokens, longest = len(counts.segment), parameters.longest_draft
-    place = np.arange(float(tokens))[:, None]
-    most = np.minimum(longest, tokens - 1 - place)
+def _sums_at_positions(parameters: Parameters, counts: SegmentCounts) -> Floats:
+    """`_sums` over the segments from all positions, and what the small model also reads."""
+    tokens = len(counts.segment)
+    place = np.arange(float(tokens))
+    most = np.minimum(parameters.longest_draft, tokens - 1 - place)
+    found = np.asarray(_sums(parameters, counts.segment, counts.rollback_pass, place, most).sum(axis=2))
+    if parameters.exit_layer is None:
+        found[1, 1] += counts.reread.sum(axis=0)
+        found[1, 2] += place @ counts.reread
+    return found
+
+
+def _sums(parameters: Parameters, segment: Floats, again: Floats, place: Floats, most: NDArray[Any]) -> Floats:
+    """Passes, tokens, attended positions, rows read and heads of the large and of the small model; shape (2, 5, rows, laws).
+
+    A row has the segments that start at a position, `place`, and may draft `most` tokens, and the passes after their rollbacks.
+    """
+    longest, place = parameters.longest_draft, place[:, None]
     drafted, kept = np.arange(longest + 1.0), np.arange(float(longest))
-    segments_ = counts.segment.sum(axis=1)
-    large = _wide(place, drafted + 1, segments_, drafted + 1) + _wide(place, kept + 2, counts.rollback_pass, np.ones(longest))
-    asked = np.minimum(drafted + 1, most)
+    segments_ = segment.sum(axis=1)
+    large = _wide(place, drafted + 1, segments_, drafted + 1) + _wide(place, kept + 2, again, np.ones(longest))
+    asked = np.minimum(drafted + 1, most[:, None])
     runs = asked if parameters.exit_layer is None else drafted + 1 + 0 * place  # the last token of a full draft runs there too
     seen = place * runs + runs * (runs + 1) / 2
-    small = np.array([np.einsum("prl,pr->l", segments_, each) for each in (runs, runs, seen, seen, asked)])
-    if parameters.exit_layer is None:
-        small[1] += counts.reread.sum(axis=0)
-        small[2] += place[:, 0] @ counts.reread
-    return np.stack([large, small])
+    small = [np.einsum("prl,pr->pl", segments_, each) for each in (runs, runs, seen, seen, asked)]
+    return np.array([large, small])
 
 
 def _wide(place: Floats, width: Floats, mass: Floats, heads: Floats) -> Floats:
-    """Expected passes from each position: their number, tokens, attended positions, rows read and heads, weighted by `mass`."""
-    attended = place * width + width * (width + 1) / 2
-    of_width = mass.sum(axis=0)
-    return np.array([
-        of_width.sum(axis=0), width @ of_width, np.einsum("prl,pr->l", mass, attended),
-        np.einsum("prl,pr->l", mass, place + width), heads @ of_width,
-    ])  # fmt: skip
+    """Passes of each row: their number, tokens, attended positions, rows read and heads, weighted by `mass`."""
+    attended, one = place * width + width * (width + 1) / 2, np.ones_like(width)
+    each = (np.broadcast_to(values, attended.shape) for values in (one, width, attended, place + width, heads))
+    return np.array([np.einsum("prl,pr->pl", mass, values) for values in each])
 
 
 def _totals(layers: int, sums: Floats) -> Totals:

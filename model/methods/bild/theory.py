@@ -34,6 +34,7 @@ from model.methods.bild.algorithm import UNSURE, Parameters
 from model.methods.bild.algorithm import VARIANTS as VARIANTS
 from model.methods.bild.finite_bild import moments_of_points, prices
 from model.methods.bild.finite_bild import work_of_laws as work_of_laws
+from model.methods.bild.finite_bild import work_of_lengths as work_of_lengths
 from model.methods.bild.threshold_decisions import DecisionLaw, Decisions, Independent
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
