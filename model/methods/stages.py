@@ -5,7 +5,7 @@ Gives a method with stages its time and unit-time, in expectation under any law 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,11 +121,22 @@ def moments_of_counts(
     [[7.0, 1.0, 8.0, 1.166667]]
     """
     found = np.empty((4, law.size))
-    for length, points in _by_length(tokens, law.size):
-        for part in _by_laws(law[points], length):
-            some = points[part]
-            found[:, some] = _moments_of_counts(miss[:, some], match[:, some], length, laws, law[some])
+    for part in _by_laws(law, int(np.max(tokens))):
+        own = tokens if isinstance(tokens, int) else tokens[part]
+        pmfs = _pmfs(own, laws, law[part])
+        for length, points in _by_length(own, part.size):
+            some = part[points]
+            found[:, some] = _moments_of_counts(miss[:, some], match[:, some], length, pmfs, law[some])
     return found
+
+
+def _pmfs(tokens: int | Integers, laws: Sequence[Law], law: NDArray[np.intp]) -> dict[int, Iterator[Floats]]:
+    """By law, the distributions of the number of matches for its numbers of tokens, which rise."""
+    size = int(np.max(tokens)) + 1
+    used, length = np.divmod(np.unique(law * size + tokens), size)
+    first = np.unique(used, return_index=True)[1]
+    each = zip(used[first].tolist(), np.split(length - 1, first[1:]), strict=True)
+    return {number: laws[number].pmfs(positions.tolist()) for number, positions in each}
 
 
 def _by_length(tokens: int | Integers, points: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
@@ -137,9 +148,11 @@ def _by_length(tokens: int | Integers, points: int) -> Iterator[tuple[int, NDArr
     yield from zip(lengths.tolist(), np.split(np.argsort(tokens, kind="stable"), starts[1:]), strict=True)
 
 
-def _moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[Law], law: NDArray[np.intp]) -> Floats:
+def _moments_of_counts(
+    miss: Floats, match: Floats, tokens: int, pmfs: Mapping[int, Iterator[Floats]], law: NDArray[np.intp]
+) -> Floats:  # fmt: skip
     used, law = np.unique(law, return_inverse=True)
-    mass, count = np.stack([laws[each].pmf(tokens - 1) for each in used.tolist()]), np.arange(tokens)
+    mass, count = np.stack([next(pmfs[each]) for each in used.tolist()]), np.arange(tokens)
     matches = mass @ count
     spread = (mass * (count - matches[:, None]) ** 2).sum(axis=1)
     start, saved = tokens * miss, match - miss
