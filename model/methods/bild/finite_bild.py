@@ -336,7 +336,7 @@ def _counted(how: _Counting, fallback: Floats, rollback: Floats) -> SegmentCount
     return SegmentCounts(segment, again, late[:tokens])
 
 
-class _Starts(NamedTuple):
+class _SegmentStarts(NamedTuple):
     """Where segments of laws with constant rates start; the tokens after a position do not matter."""
 
     ends: _SegmentEnds
@@ -347,7 +347,7 @@ class _Starts(NamedTuple):
     """Probability that one does in which the small model must read two tokens first."""
 
     @staticmethod
-    def of(parameters: Parameters, tokens: int, laws: Sequence[Independent]) -> _Starts:
+    def of(parameters: Parameters, tokens: int, laws: Sequence[Independent]) -> _SegmentStarts:
         """The segments that start at the first `tokens` positions."""
         longest, code = parameters.longest_draft, parameters.variant == "code"
         rates = (np.array([float(getattr(law, name)) for law in laws]) for name in ("fallback_rate", "rollback_rate"))
@@ -358,7 +358,7 @@ class _Starts(NamedTuple):
             mass[start + 1 : start + 2 + longest] += mass[start] * advance
         late, mass = np.zeros((tokens + longest + 2, len(laws))), mass[:tokens]
         _count_late(late, 0, ends, mass, code=code)
-        return _Starts(ends, mass, late[:tokens])
+        return _SegmentStarts(ends, mass, late[:tokens])
 
     def by_draft(self, lengths: NDArray[np.int64], weight: Floats | None = None) -> Floats:
         """Expected segments of decodings by the tokens that they may draft; shape (longest draft + 1, lengths, laws).
@@ -373,11 +373,11 @@ class _Starts(NamedTuple):
         return np.concatenate([np.moveaxis(cut, 1, 0), before[np.maximum(lengths - longest, 0)][None]])
 
 
-def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], starts: _Starts) -> SegmentCounts:
+def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], starts: _SegmentStarts) -> SegmentCounts:
     """`counts_of` decodings of each of several lengths under laws with constant rates, the laws of the first length first.
 
     >>> parameters, laws = Parameters(24, max_draft_length=1), [Independent(0.5, 0.25)]
-    >>> found = counts_of_lengths(parameters, np.array([3, 8]), _Starts.of(parameters, 8, laws))
+    >>> found = counts_of_lengths(parameters, np.array([3, 8]), _SegmentStarts.of(parameters, 8, laws))
     >>> found.passes.tolist() == [float(counts_of(parameters, tokens, laws).passes[0]) for tokens in (3, 8)]
     True
     """
@@ -466,7 +466,7 @@ def _of_lengths(points: DecodingPoints[Parameters], price: SegmentPrices) -> Flo
     for start in range(0, len(points.laws), size):
         mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
         part = replace(points.at(mine), laws=points.laws[start : start + size], law=points.law[mine] - start)
-        starts = _Starts.of(parameters, tokens, part.laws)
+        starts = _SegmentStarts.of(parameters, tokens, part.laws)
         counted = counts_of_lengths(parameters, lengths, starts)
         which = length[mine] * len(part.laws) + part.law
         if uniform:
@@ -485,7 +485,7 @@ def _of_lengths(points: DecodingPoints[Parameters], price: SegmentPrices) -> Flo
     return found
 
 
-def _spent_of_lengths(starts: _Starts, points: DecodingPoints[Parameters], price: SegmentPrices, number: int) -> Floats:
+def _spent_of_lengths(starts: _SegmentStarts, points: DecodingPoints[Parameters], price: SegmentPrices, number: int) -> Floats:
     """Expected time (`number` 0) or unit-time (1) at points, where times depend on the position.
 
     Sums over the starts of segments: those whose drafts are not cut, up to the longest decoding, and for each length its last ones.
@@ -565,7 +565,7 @@ def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Se
     known = [law for law in laws if isinstance(law, Independent) and law.constant]
     if len(known) < len(laws):
         return None
-    starts, most = _Starts.of(parameters, int(lengths[-1]), known), np.arange(parameters.longest_draft + 1)
+    starts, most = _SegmentStarts.of(parameters, int(lengths[-1]), known), np.arange(parameters.longest_draft + 1)
     # One segment that may draft each number of tokens; what a pass reads rises with its position.
     segment = np.zeros((most.size, 2, most.size, len(known)))
     again = np.zeros((most.size, most.size - 1, len(known)))
