@@ -303,7 +303,7 @@ def plain_work_alone(layers: int, tokens: Any) -> Work:
     >>> plain_work_alone(40, 10) == plain_work(40, range(10))
     True
     """
-    steps: Any = np.asarray(tokens, dtype=np.float64)[()]
+    steps: Any = np.asarray(tokens, dtype=np.float64) if np.ndim(tokens) else float(tokens)
     attended = layers * steps * (steps + 1) / 2
     return Work({"target": Totals(steps, layers * steps, layers * steps, attended, attended, head_runs=steps, heads=steps)})
 

@@ -259,6 +259,54 @@ def linear(counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray
     return np.concatenate([np.einsum("pk,kp->p", prices[price[part]], counts[:, law[part]]) for part in parts])
 
 
+def linear_until(
+    counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray[np.intp], tokens: Integers
+) -> Floats:  # fmt: skip
+    """`linear` of the events at the first `tokens` positions of each pair.
+
+    Counts have shape (events, positions, laws), prices (costs, events, positions); an event at a position counts for all decodings
+    that reach it.
+
+    >>> one = np.zeros(3, dtype=np.intp)
+    >>> linear_until(np.ones((1, 4, 1)), np.array([[[1.0, 2.0, 4.0, 8.0]]]), one, one, np.array([0, 1, 3])).tolist()
+    [0.0, 1.0, 7.0]
+    """
+    found, of_laws = np.empty(law.size), np.ascontiguousarray(np.moveaxis(counts, -1, 0))
+    for block in pair_blocks(law, price, max(_CELLS // prices[0].size, 1)):
+        each = np.einsum("pek,pek->pk", prices[block.price], of_laws[block.law])
+        until = np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
+        found[block.points] = until[block.pair, tokens[block.points]]
+    return found
+
+
+class PairBlock(NamedTuple):
+    """Some distinct pairs of a law and a cost, and the points that have them."""
+
+    law: NDArray[np.intp]
+    price: NDArray[np.intp]
+    points: NDArray[np.intp]
+    """Indices of the points."""
+    pair: NDArray[np.intp]
+    """Index of each point's pair."""
+
+
+def pair_blocks(law: NDArray[np.intp], price: NDArray[np.intp], size: int) -> Iterator[PairBlock]:
+    """Distinct pairs of the points' laws and costs, at most `size` together.
+
+    >>> blocks = pair_blocks(np.array([0, 1, 0, 1]), np.array([2, 0, 2, 1]), 2)
+    >>> [tuple(each.tolist() for each in block) for block in blocks]
+    [([0, 1], [2, 0], [0, 2, 1], [0, 0, 1]), ([1], [1], [3], [0])]
+    """
+    costs = int(price.max(initial=0)) + 1
+    pairs, pair = np.unique(law * costs + price, return_inverse=True)
+    order = np.argsort(pair, kind="stable")
+    starts = range(0, pairs.size, size)
+    ends = np.searchsorted(pair[order], [*starts[1:], pairs.size])
+    for start, points in zip(starts, np.split(order, ends), strict=False):
+        some = pairs[start : start + size]
+        yield PairBlock(some // costs, some % costs, points, pair[points] - start)
+
+
 _LARGEST_PRODUCT = 4
 """Largest number of pairs of laws and costs that are evaluated for each point that is asked for."""
 _CELLS = 200_000

@@ -8,16 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.costs.layer_times import UnitCost
+from model.interpret.account import Totals
 from model.methods import registry
+from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.ppd import theory
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 
 LAYERS = 12
+NOTHING = Totals(*[0.0] * len(Totals._fields))
 RECORDED = Replay(np.array([[1, 0, 1, 1] * 10, [0, 1, 1, 0] * 10]))
 MATCHES = [Iid(0.0), Iid(0.3), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9] * 20), RECORDED]
 DEPTHS = [None, *(Depths(np.roll([0.5, 0.2, 0.2, 0.1, *[0.0] * (LAYERS - 4)], by)) for by in (0, 3, LAYERS - 1))]
+DECISIONS = [Independent(0.0, 0.0), Independent(0.2, 0.1), Independent(1.0, 0.0), Independent(0.3, 1.0)]
 EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
+    ("autoregressive", {}, [None, None]),
+    ("bild", {"draft_layers": 3, "max_draft_length": 3}, DECISIONS),
+    ("bild", {"draft_layers": 3, "max_draft_length": 5, "variant": "code", "placement": "separate"}, DECISIONS),
+    ("bild", {"exit_layer": 4, "max_draft_length": 2}, DECISIONS),
     ("ppd", {"exit_layer": 6, "candidates": 3}, MATCHES),
     ("ppd", {"exit_layer": 12, "candidates": 2, "batched": True}, MATCHES),
     ("ppd", {"exit_layer": 8, "candidates": 1, "form": "flat"}, MATCHES),
@@ -38,12 +46,30 @@ def test_lengths_together_are_lengths_alone(example: tuple[str, dict[str, Any], 
     together = method.work_of_lengths(parameters, rising, laws)
     for place, law in enumerate(laws):
         for number, tokens in enumerate(rising.tolist()):
-            found, alone = together.at((place, number)), method.expected_work(parameters, tokens, law, UnitCost(LAYERS))
+            found, alone = together.at((place, number)), method.expected_work(parameters, tokens, _listed(law), UnitCost(LAYERS))
             assert alone is not None
             assert found.adoptions == pytest.approx(alone.adoptions, rel=1e-12, abs=1e-12)
             assert found.adopted_rows == pytest.approx(alone.adopted_rows, rel=1e-12, abs=1e-12)
-            assert [*found.by_model] == [*alone.by_model] == ["target"]
-            assert [*found.by_model["target"]] == pytest.approx([*alone.by_model["target"]], rel=1e-12, abs=1e-12)
+            roles = ["target", "draft"] if "draft_layers" in table else ["target"]
+            assert [*found.by_model] == roles[: rising[-1]]  # a single token needs no draft model
+            assert [*alone.by_model] == roles[:tokens]
+            for role, totals in found.by_model.items():
+                assert [*totals] == pytest.approx([*alone.by_model.get(role, NOTHING)], rel=1e-12, abs=1e-12)
+
+
+def test_a_single_token_has_no_draft() -> None:
+    bild = registry.method("bild")
+    assert bild.work_of_lengths is not None
+    assert bild.work is not None
+    for parameters in (bild.kind(layers=LAYERS, draft_layers=3), bild.kind(layers=LAYERS, exit_layer=4)):
+        for work in (bild.work_of_lengths(parameters, np.array([1]), DECISIONS), bild.work(parameters, 1, DECISIONS[1])):
+            assert work is not None
+            assert [*work.by_model] == ["target"]
+
+
+def _listed(law: Any) -> Any:
+    """Decisions with rates by position, of which each number of tokens is counted position by position; other laws as they are."""
+    return Independent([law.fallback_rate] * 40, [law.rollback_rate] * 40) if isinstance(law, Independent) else law
 
 
 def test_positions_that_differ_have_no_lengths_together() -> None:
@@ -52,6 +78,10 @@ def test_positions_that_differ_have_no_lengths_together() -> None:
     assert method.work_of_lengths is not None
     assert method.work_of_lengths(method.kind(layers=LAYERS), np.array([2, 5]), [*DEPTHS, by_position]) is None
     assert method.work_of_lengths(method.kind(layers=LAYERS, fill="backfill"), np.array([2, 5]), DEPTHS) is None
+    bild = registry.method("bild")
+    assert bild.work_of_lengths is not None
+    changing = Independent([0.2] * 40, [0.1] * 40)
+    assert bild.work_of_lengths(bild.kind(layers=LAYERS), np.array([2, 5]), [*DECISIONS, changing]) is None
     nested = registry.method("ppd").kind(layers=LAYERS, exit_layer=3, candidates=2, form="nested")
     assert theory.work_of_lengths(nested, np.array([2, 5]), MATCHES) is None
 
