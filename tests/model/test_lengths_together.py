@@ -55,7 +55,12 @@ CASES = {
     "parallel draft": Decodings("speculative", {"draft_length": 4, "drafter": "parallel"}, RATES),
     "separate units": Decodings("speculative", {"draft_length": 3, "placement": "separate"}, RATES),
     "rates by position": Decodings("speculative", {"draft_length": 3}, [Iid(0.5), BY_POSITION]),
+    "drafts with a budget": Decodings("speculative", {"draft_length": 3, "context_budget": 20}, RATES),
+    "draft heads, kept full": Decodings("speculative", {"draft_length": 2, "drafter": "heads", "sequences": 4}, RATES),
     "self-speculative": Decodings("self_speculative", {"exit_layer": 4, "draft_length": 3}, RATES),
+    "self-speculative, all layers again": Decodings(
+        "self_speculative", {"exit_layer": 4, "draft_length": 5, "reuse": False}, [*RATES, BY_POSITION],
+    ),
     "bild": Decodings("bild", {"max_draft_length": 3}, DECISIONS),
     "bild, code": Decodings("bild", {"max_draft_length": 7, "variant": "code"}, DECISIONS),
     "bild by position": Decodings("bild", {"max_draft_length": 2}, [*DECISIONS, Independent([0.2] * LONGEST, [0.1] * LONGEST)]),

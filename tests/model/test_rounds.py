@@ -21,6 +21,7 @@ from model.costs.step_costs import StepCosts
 from model.methods.rounds import round_moments, timed_starts
 from model.methods.rounds.prices_of_rounds import (
     ReadingTimes,
+    RoundCells,
     RoundPrices,
     drafted_by_start,
     operations_of,
@@ -511,6 +512,61 @@ def test_timed_starts_are_those_of_all_paths(by_accepted: bool, longest: int, to
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed_starts, "_TOGETHER", 2)
         assert timed.square(times, law, price) == pytest.approx(one, rel=1e-12)
+
+
+@pytest.mark.parametrize("by_accepted", [False, True])
+@given(
+    st.integers(0, 4), st.sets(st.integers(1, 12), min_size=1, max_size=5), st.booleans(), st.sampled_from([1, 2, 500]),
+    st.integers(0, 2**32),
+)  # fmt: skip
+def test_timed_starts_of_lengths_are_those_of_each(
+    by_accepted: bool, longest: int, tokens: set[int], cut: bool, block: int, seed: int
+) -> None:
+    """Also in blocks of pairs and of points."""
+    random, lengths = np.random.default_rng(seed), np.array(sorted(tokens))
+    survival = np.cumprod(random.uniform(0, 1, (3, longest)), axis=1)
+    prices = random.uniform(0.5, 2, (2, 2, lengths[-1], longest + 1))  # by start and drafted tokens
+    more = random.uniform(0, 1, (2, lengths[-1], longest + 1, longest + 1))
+    law, price, length = (random.integers(0, size, 20) for size in (3, 2, lengths.size))
+
+    def figures(of: Any, law: Any, price: Any, length: Any) -> list[Any]:
+        timed = RoundStarts.of(longest, of, survival, cut=cut, by_accepted=by_accepted)
+        cells = timed.cells
+        reading = more[:, cells.start, cells.drafted] if by_accepted else None
+        times = timed.times(prices[..., cells.start, cells.drafted], reading)
+        counts, which = timed.counts(law, length)
+        return [timed.mean(times, law, price, length), timed.square(times, law, price, length), *counts[:, which]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timed_starts, "_TOGETHER", block)
+        patch.setattr(timed_starts, "_POINTS", block)
+        together = np.array(figures(lengths, law, price, length))
+    for number, each in ((number, int(lengths[number])) for number in np.unique(length)):
+        mine = length == number
+        alone = figures(each, law[mine], price[mine], np.zeros_like(law[mine]))
+        np.testing.assert_allclose(together[:, mine], alone, rtol=1e-11, atol=1e-13)
+
+
+@given(st.integers(0, 4), st.sets(st.integers(1, 9), min_size=1, max_size=4), st.booleans(), st.integers(0, 2**32))
+def test_moments_of_lengths_by_cell_are_those_of_each(longest: int, tokens: set[int], cut: bool, seed: int) -> None:
+    """With prices by cell; without a variance where only means are asked."""
+    random, lengths = np.random.default_rng(seed), np.array(sorted(tokens))
+    time, busy = random.uniform(0.5, 2, (2, 3, 2, lengths[-1], longest + 1))
+    operations, laws = random.uniform(1, 2, (3, longest + 1)), [Iid(0.6), Iid(0.1), Rounds([0.9, 0.3, 0.2, 0.0])]
+    law, price, length = (random.integers(0, size, 12) for size in (3, 3, lengths.size))
+    means = random.uniform(size=12) < 0.5
+
+    def found(of: Any, mine: Any, own: Any) -> Any:
+        cells = RoundCells.of(longest, of, cut)
+        prices = RoundPrices(*(each[..., cells.start, cells.drafted] for each in (time, busy)), operations)
+        pairs = law[mine], price[mine], means[mine], own
+        return round_moments.moments_of_pairs(longest, int(cells.lengths[-1]), cut, laws, prices, None, *pairs)
+
+    whole = np.array(found(lengths, np.arange(12), lengths[length]))
+    assert (np.isnan(whole[1]) == means).all()
+    for number, each in ((number, int(lengths[number])) for number in np.unique(length)):
+        mine = np.flatnonzero(length == number)
+        np.testing.assert_allclose(whole[:, mine], np.array(found(each, mine, None)), rtol=1e-11, atol=1e-11)
 
 
 @given(st.integers(0, 4), st.integers(1, 12), st.lists(st.floats(0, 1), min_size=1, max_size=3))

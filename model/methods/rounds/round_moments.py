@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.methods.prediction import DecodingPoints, Prediction, PredictionPoints, linear, predict_by_decoding
-from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, drafted_by_start
+from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundCells, RoundPrices
 from model.methods.rounds.round_laws import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
 from model.methods.rounds.round_starts import RoundDecoding, RoundSteps, StartTimes, survival_of
 from model.methods.rounds.round_walks import Tally, fixed
@@ -112,11 +112,11 @@ def moments_of_pairs(
 ) -> Moments:  # fmt: skip
     """Moments of pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
 
-    Of pairs of which only `means` are asked, the variance may be nan. `lengths` are the tokens of each pair, in place of `tokens`,
-    if prices do not depend on the position.
+    Of pairs of which only `means` are asked, the variance may be nan. `lengths` are the tokens of each pair, in place of `tokens`.
+    Then prices do not depend on the position, or they are by cell of these lengths (`RoundCells`) and rounds are independent.
     """
     found = np.empty((len(Moments._fields), law.size))
-    alike = np.array([isinstance(each, Iid | Rounds) for each in laws], dtype=np.bool_)
+    alike = _independent(laws)
     other, index = np.flatnonzero(~alike[law]), np.flatnonzero(alike[law])
     every = np.broadcast_to(np.asarray(tokens if lengths is None else lengths), law.size)
     if other.size:
@@ -134,31 +134,46 @@ def moments_of_pairs(
             found[:, index] = _of_counts(survival, prices, own, which, longest, cut, distinct, of)
             return Moments(*found)
         some = np.zeros(index.size, dtype=np.bool_) if means is None else means[index]
-        for number, length in enumerate(distinct.tolist()):
-            mine = of == number
-            found[:, index[mine]] = _of_times(
-                survival, prices, reading, own[mine], which[mine], longest, length, cut, some[mine]
-            )  # fmt: skip
+        found[:, index] = _of_times(survival, prices, reading, own, which, longest, cut, distinct, of, some)
     return Moments(*found)
 
 
-PricesOf = Callable[[Any, int, StepCosts], tuple[RoundPrices, ReadingTimes | None]]
-"""Prices of rounds with parameters and a number of tokens at a cost, or at each of several."""
+PricesOf = Callable[[Any, NDArray[np.int64], StepCosts], tuple[RoundPrices, ReadingTimes | None]]
+"""Prices of rounds with parameters and numbers of tokens, distinct and rising, at a cost or at each of several."""
 
 
-def predict_rounds(points: PredictionPoints[Any], prices_of: PricesOf) -> Prediction:
+def predict_rounds(
+    points: PredictionPoints[Any], prices_of: PricesOf, ratio_of: Callable[[DecodingPoints[Any]], Floats],
+    kinds: Callable[[Any], int] = lambda parameters: 2,
+) -> Prediction:  # fmt: skip
     """Prediction at points of methods whose rounds draft `draft_length` tokens and verify them, computed together.
 
-    The units' ratio is 1 where busy time equals time, else nan.
+    The units' ratio is 1 where busy time equals time, else nan. `ratio_of` gives the operations of drafting a token relative to
+    those of verifying it, at each point: a round with k drafted tokens has 1 + k (1 + ratio). `kinds` gives the number of kinds of
+    rounds before a round by which its time differs.
     """
 
     def predict(of: DecodingPoints[Any]) -> Prediction:
-        prices, reading = prices_of(of.parameters, of.tokens, of.cost)
-        longest, cut = of.parameters.draft_length, of.parameters.cut
+        longest, cut, tokens = of.parameters.draft_length, of.parameters.cut, of.of_lengths()[0]
+        if of.lengths is not None and not of.cost.uniform:
+            apart = ~_independent(of.laws)[of.law]
+            if apart.any():
+                return of.one_length_each(predict, apart)
+        prices, reading = prices_of(of.parameters, tokens, of.cost)
         found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means, of.lengths)
-        return prediction_of(of, found, units_alike(prices))
+        drafting = np.where(found.drafted > 0, found.drafted * ratio_of(of), 0.0)  # the ratio may be unknown where none is drafted
+        found = found._replace(operations=found.rounds + found.drafted + drafting)
+        alike = units_alike(prices)
+        if of.lengths is not None and not of.cost.uniform:
+            alike = _units_alike_by_length(prices, RoundCells.of(longest, tokens, cut))
+        return prediction_of(of, found, alike)
 
-    return predict_by_decoding(predict, points, lambda parameters: 2, together="uniform")
+    return predict_by_decoding(predict, points, kinds, together="always", last=lambda parameters: parameters.draft_length)
+
+
+def _independent(laws: Sequence[AcceptanceLaw]) -> NDArray[np.bool_]:
+    """True for laws of independent rounds that are alike."""
+    return np.array([isinstance(each, Iid | Rounds) for each in laws], dtype=np.bool_)
 
 
 class _Times(Protocol):
@@ -180,10 +195,18 @@ def units_alike(prices: _Times) -> NDArray[np.bool_]:
     return np.asarray((prices.time == prices.busy).reshape(len(prices.time), -1).all(axis=1))
 
 
+def _units_alike_by_length(prices: RoundPrices, cells: RoundCells) -> NDArray[np.bool_]:
+    """`units_alike` by cost and length, of prices by cell; shape (costs, lengths)."""
+    same = (prices.time == prices.busy).all(axis=1)  # (costs, cells)
+    first = np.cumsum(~same[:, : cells.whole], axis=1)
+    other = np.concatenate([np.zeros((len(same), 1), dtype=np.int64), first], axis=1)[:, cells.until]
+    return np.asarray((other == 0) & (cells.of_last(same) | (cells.last_starts < 0)).all(axis=1))
+
+
 def prediction_of(points: DecodingPoints[Any], found: Moments, alike: NDArray[np.bool_]) -> Prediction:
-    """Prediction at points from the moments of their decodings; `alike` as of `units_alike`."""
+    """Prediction at points from the moments of their decodings; `alike` as of `units_alike`, or by cost and length."""
     units = np.full(points.law.size, float(points.parameters.units))
-    ratio = np.where(alike, 1.0, np.nan)[points.price]
+    ratio = np.where(alike, 1.0, np.nan)[points.price if alike.ndim == 1 else (points.price, points.of_lengths()[1])]
     times = found.time, found.variance, found.busy, ratio, units, points.plain_times()
     return Prediction(*times, found.rounds, found.drafted, found.operations)
 
@@ -200,24 +223,24 @@ def _of_counts(
 
 def _of_times(
     survival: Floats, prices: RoundPrices, reading: ReadingTimes | None, law: NDArray[np.intp], price: NDArray[np.intp],
-    longest: int, tokens: int, cut: bool, means: NDArray[np.bool_],
+    longest: int, cut: bool, lengths: NDArray[np.int64], length: NDArray[np.intp], means: NDArray[np.bool_],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that depend on the position, or on the tokens that were accepted before."""
-    drafted = drafted_by_start(longest, tokens, cut)
-    starts = RoundStarts.of(longest, tokens, survival, by_accepted=reading is not None)
-    own = prices.by_start(drafted)
+    starts = RoundStarts.of(longest, lengths, survival, cut=cut, by_accepted=reading is not None)
+    own = prices.by_start(starts.cells.drafted)
     time = starts.times(own.time, None if reading is None else reading.time)
-    mean = busy = starts.mean(time, law, price)
+    mean = busy = starts.mean(time, law, price, length)
     if own.busy is not own.time:
-        busy = starts.mean(starts.times(own.busy, None if reading is None else reading.busy), law, price)
+        busy = starts.mean(starts.times(own.busy, None if reading is None else reading.busy), law, price, length)
     variance = np.full(law.size, np.nan)
     asked = np.flatnonzero(~means)
     if asked.size:
-        variance[asked] = np.maximum(starts.square(time, law[asked], price[asked]) - mean[asked] ** 2, 0.0)
-    rounds = np.stack([starts.mass[drafted == count].sum(axis=0) for count in range(longest + 1)])
-    operations = linear(rounds, prices.operations, law, price)
+        square = starts.square(time, law[asked], price[asked], length[asked])
+        variance[asked] = np.maximum(square - mean[asked] ** 2, 0.0)
+    rounds, which = starts.counts(law, length)
+    operations = linear(rounds, prices.operations, which, price)
     number = (np.arange(longest + 1)[:, None] * rounds).sum(axis=0)
-    return np.stack([mean, variance, busy, operations, rounds.sum(axis=0)[law], number[law]])
+    return np.stack([mean, variance, busy, operations, rounds.sum(axis=0)[which], number[which]])
 
 
 def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:

@@ -33,13 +33,13 @@ from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds.prices_of_rounds import (
+    RoundCells,
     RoundPrices,
-    drafted_by_start,
     slowest_of,
-    sums_before,
+    sums_between,
     sums_from,
-    times_by_start,
     times_by_width,
+    times_of_cells,
 )
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import predict_rounds
@@ -95,18 +95,21 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
 
 def _operations(parameters: Parameters) -> Floats:
     """Arithmetic of rounds with 0, 1, ..., `draft_length` drafted tokens, in units of one token in the target."""
-    drafted, part = np.arange(parameters.draft_length + 1.0), parameters.drafting_layers / parameters.layers
-    found = (1.0 + drafted) * (1 - part if parameters.reuse else 1.0) + drafted * part + (part if parameters.reuse else 0.0)
-    found[0] = 1.0
-    return found
+    return 1.0 + np.arange(parameters.draft_length + 1.0) * (1.0 + _drafting_ratio(parameters))
 
 
-def _prices_by_start(parameters: Parameters, cost: StepCosts, tokens: int) -> RoundPrices:
-    """`round_prices` for rounds with `drafted_by_start` tokens: by start position only, if times depend on it."""
+def _drafting_ratio(parameters: Parameters) -> float:
+    """Operations of drafting a token that its verification does not spare, relative to a pass of the target."""
+    return 0.0 if parameters.reuse else parameters.drafting_layers / parameters.layers
+
+
+def _prices_by_start(parameters: Parameters, cost: StepCosts, tokens: ArrayLike) -> RoundPrices:
+    """`round_prices` by cell only, if times depend on the position; see `RoundCells`."""
     if cost.uniform:
-        return round_prices(parameters, cost, tokens=tokens)
-    longest, start = parameters.draft_length, np.arange(tokens)
-    drafted, at = drafted_by_start(longest, tokens, parameters.cut), np.arange(tokens + longest)
+        return round_prices(parameters, cost)
+    longest = parameters.draft_length
+    cells = RoundCells.of(longest, tokens, parameters.cut)
+    start, drafted, at = cells.start, cells.drafted, np.arange(cells.lengths[-1] + longest)
     span = parameters.late if parameters.reuse else parameters.whole
     shape = PassShape(parameters.early, heads=1, within_step=True, context_budget=parameters.context_budget)
 
@@ -114,8 +117,7 @@ def _prices_by_start(parameters: Parameters, cost: StepCosts, tokens: int) -> Ro
         whole = PassShape(span, width=width, heads=width, joins=parameters.reuse)
         return cost.plain_times(at) if width == 1 else cost.times(whole, at)
 
-    until = sums_before(cost.times(shape, at))
-    time = times_by_start(verify, drafted + 1) + (until[..., start + drafted] - until[..., :tokens])
+    time = times_of_cells(verify, drafted + 1, start) + sums_between(cost.times(shape, at), start, drafted)
     if parameters.reuse:
         last = cost.times(PassShape(parameters.early, within_step=True), at)
         time = time + np.where(drafted > 0, last[..., start + drafted], 0.0)
@@ -139,7 +141,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, computed together."""
-    return predict_rounds(points, lambda parameters, tokens, cost: (_prices_by_start(parameters, cost, tokens), None))
+
+    def prices(parameters: Parameters, tokens: NDArray[np.int64], cost: StepCosts) -> tuple[RoundPrices, None]:
+        return _prices_by_start(parameters, cost, tokens), None
+
+    return predict_rounds(points, prices, lambda of: np.asarray(_drafting_ratio(of.parameters)))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

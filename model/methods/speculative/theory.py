@@ -75,7 +75,11 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
 
 def _of_one_sequence(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of one sequence, or of one of a batch that is kept full."""
-    return predict_rounds(points, prices_of)
+
+    def kinds(parameters: Parameters) -> int:
+        return parameters.draft_length + 2 if parameters.reads_states else 2
+
+    return predict_rounds(points, prices_of, lambda of: of.operations("draft"), kinds)
 
 
 def _of_one_after_another(points: PredictionPoints[Parameters]) -> Prediction:
