@@ -132,6 +132,25 @@ class RoundCells(NamedTuple):
         """Start positions of the last rounds, shape (last, lengths); below 0 there is none."""
         return np.asarray(self.lengths - np.arange(self.last, 0, -1)[:, None])
 
+    def sums(self, mass: Floats, *values: NDArray[Any]) -> Floats:
+        """Sums over the rounds of each length of probability x value; shape (values, laws, lengths).
+
+        `mass` has the probability that a round starts at each position, shape (positions, laws); each of `values` a number of each
+        cell. Without a threaded library, as `prediction.linear`.
+
+        >>> RoundCells.of(1, [1, 3]).sums(np.array([[1.0], [0.5], [0.75]]), np.array([8.0, 8.0, 2.0, 1.0])).tolist()
+        [[[1.0, 13.75]]]
+        """
+        if not self.last and self.lengths.size == 1:
+            return np.asarray(np.einsum("tl,tk->kl", mass, np.stack(values, axis=1)))[..., None]
+        found = np.zeros((len(values), self.lengths.size, mass.shape[1]))
+        for own, each in zip(found, values, strict=True):
+            first = np.cumsum(mass[: self.whole] * each[: self.whole, None], axis=0)
+            own[self.until > 0] = first[self.until[self.until > 0] - 1]
+            for start, last in zip(self.last_starts, self.of_last(each), strict=True):
+                own += np.where(start >= 0, last, 0.0)[:, None] * mass[np.maximum(start, 0)]
+        return found.swapaxes(1, 2)
+
     def of_last(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values of the last rounds from those of all cells, their last axis; shape (..., last, lengths)."""
         return values[..., self.whole :].reshape(*values.shape[:-1], self.last, self.lengths.size)

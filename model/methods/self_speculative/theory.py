@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -173,11 +173,23 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
 
 def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceLaw]) -> Work | None:
     """`work` under each of several laws, as arrays of shape (laws,); None if one of them is of records."""
+    found = work_of_lengths(parameters, np.array([tokens]), laws)
+    return None if found is None else found.at((slice(None), 0))
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[AcceptanceLaw]) -> Work | None:
+    """`work` of several numbers of tokens, which rise, as arrays of shape (laws, lengths).
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = work_of_lengths(Parameters(32, 8, 3), np.array([1, 128]), [Iid(0.79)]).by_model["target"]
+    >>> (found.layer_passes / 32 / [1, 128]).round(3).tolist()
+    [[1.0, 1.373]]
+    """
     known = [law for law in laws if isinstance(law, Chain | Rounds)]
     if len(known) < len(laws):
         return None
-    place, most = np.arange(tokens), parameters.draft_length
-    count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
+    cells = RoundCells.of(parameters.draft_length, lengths, parameters.cut)
+    place, count = cells.start, cells.drafted
     early, late, layers = parameters.drafting_layers, parameters.layers - parameters.exit_layer, parameters.layers
     drafting, width = count > 0, count + 1
     ahead = place * width + width * (width + 1) / 2  # positions that the tokens of a verification attend to
@@ -191,8 +203,9 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
         lower + 1, runs, lower * early + verified * width, read * early + verified * ahead,
         read * early + verified * (place + width), count + 1, count + width,
     )  # fmt: skip
-    mass = starts_of_laws(most, tokens, known).mass
-    passes, layer_runs, layer_passes, attended, rows, head_runs, heads = np.einsum("tl,kt->kl", mass, np.stack(of_round))
+    mass = starts_of_laws(parameters.draft_length, int(lengths[-1]), known).mass
+    sums: Any = cells.sums(mass, *of_round)
+    passes, layer_runs, layer_passes, attended, rows, head_runs, heads = sums
     return Work({"target": Totals(passes, layer_runs, layer_passes, attended, rows, head_runs=head_runs, heads=heads)})
 
 
