@@ -23,7 +23,7 @@ from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds.round_laws import Rounds
+from model.methods.rounds.round_laws import MixedRounds, Rounds
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups
 from model.outcomes.outcome_laws import ByPosition, Iid
@@ -46,6 +46,7 @@ RANKS = [RankRates([[[rate, 0.1]] * 2]) for rate in (0.2, 0.7)]
 EXITS = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]))
 EXITS_OF_THREE = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]), 3)
 BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
+MIXTURES = [MixedRounds([Rounds([0.9, 0.5]), Rounds([0.3, 0.1])], weights) for weights in ((0.5, 0.5), (0.9, 0.1))]
 CASES = {
     "no drafts": Decodings("speculative", {"draft_length": 0}, RATES),
     "speculative": Decodings("speculative", {"draft_length": 4}, [*RATES, Rounds([0.9, 0.5, 0.2, 0.1])]),
@@ -54,6 +55,8 @@ CASES = {
     "draft head": Decodings("speculative", {"draft_length": 3, "drafter": "heads"}, RATES),
     "parallel draft": Decodings("speculative", {"draft_length": 4, "drafter": "parallel"}, RATES),
     "separate units": Decodings("speculative", {"draft_length": 3, "placement": "separate"}, RATES),
+    "mixtures": Decodings("speculative", {"draft_length": 2}, [*MIXTURES, Iid(0.5), BY_POSITION]),
+    "mixtures with a parallel draft": Decodings("speculative", {"draft_length": 2, "drafter": "parallel"}, MIXTURES),
     "rates by position": Decodings("speculative", {"draft_length": 3}, [Iid(0.5), BY_POSITION]),
     "drafts with a budget": Decodings("speculative", {"draft_length": 3, "context_budget": 20}, RATES),
     "draft heads, kept full": Decodings("speculative", {"draft_length": 2, "drafter": "heads", "sequences": 4}, RATES),

@@ -18,6 +18,8 @@ from model.base.checks import ParameterError
 from model.costs import many_costs
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
+from model.interpret.account import Account
+from model.methods import registry
 from model.methods.rounds import round_moments, timed_starts
 from model.methods.rounds.prices_of_rounds import (
     ReadingTimes,
@@ -28,7 +30,7 @@ from model.methods.rounds.prices_of_rounds import (
     prices_by_start,
     round_prices,
 )
-from model.methods.rounds.round_laws import ReplayRounds, Rounds
+from model.methods.rounds.round_laws import MixedRounds, ReplayRounds, Rounds
 from model.methods.rounds.round_moments import RoundChoice, moments, moments_of_many, moments_of_points
 from model.methods.rounds.round_starts import RoundDecoding, starts, starts_of_laws
 from model.methods.rounds.round_walks import Tally, fixed
@@ -39,6 +41,7 @@ from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 from tests.support.position_costs import growing
 
 FLAT = RoundPrices(*np.ones((3, 9)))
+EASY, HARD = Rounds([0.9, 0.8, 0.7, 0.7]), Rounds([0.9, 0.3, 0.2, 0.0])
 Floats = NDArray[np.float64]
 
 
@@ -552,7 +555,7 @@ def test_moments_of_lengths_by_cell_are_those_of_each(longest: int, tokens: set[
     """With prices by cell; without a variance where only means are asked."""
     random, lengths = np.random.default_rng(seed), np.array(sorted(tokens))
     time, busy = random.uniform(0.5, 2, (2, 3, 2, lengths[-1], longest + 1))
-    operations, laws = random.uniform(1, 2, (3, longest + 1)), [Iid(0.6), Iid(0.1), Rounds([0.9, 0.3, 0.2, 0.0])]
+    operations, laws = random.uniform(1, 2, (3, longest + 1)), [Iid(0.6), MixedRounds([EASY, HARD], [1, 2]), HARD]
     law, price, length = (random.integers(0, size, 12) for size in (3, 3, lengths.size))
     means = random.uniform(size=12) < 0.5
 
@@ -560,9 +563,9 @@ def test_moments_of_lengths_by_cell_are_those_of_each(longest: int, tokens: set[
         cells = RoundCells.of(longest, of, cut)
         prices = RoundPrices(*(each[..., cells.start, cells.drafted] for each in (time, busy)), operations)
         pairs = law[mine], price[mine], means[mine], own
-        return round_moments.moments_of_pairs(longest, int(cells.lengths[-1]), cut, laws, prices, None, *pairs)
+        return round_moments.moments_of_pairs(longest, of, cut, laws, prices, None, *pairs)
 
-    whole = np.array(found(lengths, np.arange(12), lengths[length]))
+    whole = np.array(found(lengths, np.arange(12), length))
     assert (np.isnan(whole[1]) == means).all()
     for number, each in ((number, int(lengths[number])) for number in np.unique(length)):
         mine = np.flatnonzero(length == number)
@@ -577,3 +580,25 @@ def test_starts_of_laws_are_those_of_chains(longest: int, tokens: int, rates: li
         alone = starts(longest, tokens, ByPosition([rate] * tokens))
         for one, other in zip(found, alone, strict=True):
             np.testing.assert_allclose(one[:, index], other, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("method", "table", "expected"),
+    [("speculative", {}, 3.5 + 3.5 + 1), ("self_speculative", {"exit_layer": 4}, 3 + 3 + 1),
+     ("self_speculative", {"exit_layer": 4, "reuse": False}, 4 + 4 + 1)],
+)  # fmt: skip
+def test_predicted_operations_are_those_of_the_rounds(method: str, table: dict[str, Any], expected: float) -> None:
+    """Drafts of two tokens are all accepted: of 7 tokens, two rounds draft two and one drafts none."""
+    parameters = registry.parameters(method)(layers=8, draft_length=2, **table)
+    cost = UnitCost(8, cost_ratio=0.1, operations_ratio=0.25)
+    assert float(registry.method(method).predict(parameters, 7, Iid(1.0), cost).operations) == pytest.approx(expected)
+    counted = registry.method(method).operations
+    assert counted is not None
+    assert counted(parameters, cost, {(2, 2): 2, (0, 0): 1}, Account()) == pytest.approx(expected)
+
+
+def test_operations_of_an_unknown_draft_matter_where_it_drafts() -> None:
+    parameters, cost = registry.parameters("speculative")(layers=8, draft_length=2), UnitCost(8, cost_ratio=0.1)
+    predict = registry.method("speculative").predict
+    assert float(predict(parameters, 1, Iid(0.5), cost).operations) == 1
+    assert np.isnan(predict(parameters, 2, Iid(0.5), cost).operations)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
@@ -106,35 +106,43 @@ def moments_of_points(
 
 
 def moments_of_pairs(
-    longest: int, tokens: int, cut: bool, laws: Sequence[AcceptanceLaw], prices: RoundPrices, reading: ReadingTimes | None,
+    longest: int, tokens: ArrayLike, cut: bool, laws: Sequence[AcceptanceLaw], prices: RoundPrices, reading: ReadingTimes | None,
     law: NDArray[np.intp], price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
-    lengths: NDArray[np.int64] | None = None,
+    length: NDArray[np.intp] | None = None,
 ) -> Moments:  # fmt: skip
     """Moments of pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
 
-    Of pairs of which only `means` are asked, the variance may be nan. `lengths` are the tokens of each pair, in place of `tokens`.
-    Then prices do not depend on the position, or they are by cell of these lengths (`RoundCells`) and rounds are independent.
+    Of pairs of which only `means` are asked, the variance may be nan. `tokens` may be several numbers, which rise, with the index
+    of each pair's in `length`. Then prices do not depend on the position, or they are by cell of these lengths (`RoundCells`) and
+    rounds are independent, at least those of each level of a mixture.
     """
+    lengths = np.atleast_1d(np.asarray(tokens, dtype=np.int64))
+    length = np.zeros_like(law) if length is None else length
+    means = np.zeros(law.size, dtype=np.bool_) if means is None else means
     found = np.empty((len(Moments._fields), law.size))
-    alike = _independent(laws)
-    other, index = np.flatnonzero(~alike[law]), np.flatnonzero(alike[law])
-    every = np.broadcast_to(np.asarray(tokens if lengths is None else lengths), law.size)
+    alike, mixture = (np.array([isinstance(each, kind) for each in laws], dtype=np.bool_) for kind in (Iid | Rounds, MixedRounds))
+    for number in np.unique(law[mixture[law]]).tolist():  # the levels of each as laws
+        mine, of = np.flatnonzero(law == number), laws[number]
+        assert isinstance(of, MixedRounds)
+        level, each = np.repeat(np.arange(len(of.levels)), mine.size), np.tile(mine, len(of.levels))
+        pairs = of.levels, prices, reading, level, price[each], means[each], length[each]
+        parts = np.array(moments_of_pairs(longest, lengths, cut, *pairs)).reshape(len(found), -1, mine.size)
+        found[:, mine] = mixed([Moments(*values) for values in parts.swapaxes(0, 1)], of.weights)
+    other, index = np.flatnonzero(~(alike | mixture)[law]), np.flatnonzero(alike[law])
     if other.size:
         choices = []
-        for one, which, length in zip(law[other].tolist(), price[other].tolist(), every[other].tolist(), strict=True):
+        for one, which, count in zip(law[other].tolist(), price[other].tolist(), lengths[length[other]].tolist(), strict=True):
             read = None if reading is None else reading.of(which)
-            choices.append(RoundChoice(longest, length, laws[one], prices.of(which), cut, read))
+            choices.append(RoundChoice(longest, count, laws[one], prices.of(which), cut, read))
         found[:, other] = np.array(_moments_by_position(choices)).T
     if index.size:
         survival = survival_of([each for each, known in zip(laws, alike, strict=True) if known], longest)
         assert survival is not None
-        own, which = (np.cumsum(alike) - 1)[law[index]], price[index]
-        distinct, of = (np.array([tokens]), np.zeros_like(own)) if lengths is None else np.unique(every[index], return_inverse=True)
+        own = (np.cumsum(alike) - 1)[law[index]], price[index], lengths, length[index]
         if prices.uniform and reading is None:
-            found[:, index] = _of_counts(survival, prices, own, which, longest, cut, distinct, of)
-            return Moments(*found)
-        some = np.zeros(index.size, dtype=np.bool_) if means is None else means[index]
-        found[:, index] = _of_times(survival, prices, reading, own, which, longest, cut, distinct, of, some)
+            found[:, index] = _of_counts(survival, prices, longest, cut, *own)
+        else:
+            found[:, index] = _of_times(survival, prices, reading, longest, cut, *own, means[index])
     return Moments(*found)
 
 
@@ -154,26 +162,21 @@ def predict_rounds(
     """
 
     def predict(of: DecodingPoints[Any]) -> Prediction:
-        longest, cut, tokens = of.parameters.draft_length, of.parameters.cut, of.of_lengths()[0]
+        longest, cut, (lengths, length) = of.parameters.draft_length, of.parameters.cut, of.of_lengths()
         if of.lengths is not None and not of.cost.uniform:
-            apart = ~_independent(of.laws)[of.law]
+            apart = np.array([not isinstance(each, Iid | Rounds | MixedRounds) for each in of.laws])[of.law]
             if apart.any():
                 return of.one_length_each(predict, apart)
-        prices, reading = prices_of(of.parameters, tokens, of.cost)
-        found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means, of.lengths)
+        prices, reading = prices_of(of.parameters, lengths, of.cost)
+        found = moments_of_pairs(longest, lengths, cut, of.laws, prices, reading, of.law, of.price, of.means, length)
         drafting = np.where(found.drafted > 0, found.drafted * ratio_of(of), 0.0)  # the ratio may be unknown where none is drafted
         found = found._replace(operations=found.rounds + found.drafted + drafting)
         alike = units_alike(prices)
         if of.lengths is not None and not of.cost.uniform:
-            alike = _units_alike_by_length(prices, RoundCells.of(longest, tokens, cut))
+            alike = _units_alike_by_length(prices, RoundCells.of(longest, lengths, cut))
         return prediction_of(of, found, alike)
 
     return predict_by_decoding(predict, points, kinds, together="always", last=lambda parameters: parameters.draft_length)
-
-
-def _independent(laws: Sequence[AcceptanceLaw]) -> NDArray[np.bool_]:
-    """True for laws of independent rounds that are alike."""
-    return np.array([isinstance(each, Iid | Rounds) for each in laws], dtype=np.bool_)
 
 
 class _Times(Protocol):
@@ -212,7 +215,7 @@ def prediction_of(points: DecodingPoints[Any], found: Moments, alike: NDArray[np
 
 
 def _of_counts(
-    survival: Floats, prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp], longest: int, cut: bool,
+    survival: Floats, prices: RoundPrices, longest: int, cut: bool, law: NDArray[np.intp], price: NDArray[np.intp],
     lengths: NDArray[np.int64], length: NDArray[np.intp],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that do not depend on the position: rounds are counted once for all prices."""
@@ -222,8 +225,9 @@ def _of_counts(
 
 
 def _of_times(
-    survival: Floats, prices: RoundPrices, reading: ReadingTimes | None, law: NDArray[np.intp], price: NDArray[np.intp],
-    longest: int, cut: bool, lengths: NDArray[np.int64], length: NDArray[np.intp], means: NDArray[np.bool_],
+    survival: Floats, prices: RoundPrices, reading: ReadingTimes | None, longest: int, cut: bool,
+    law: NDArray[np.intp], price: NDArray[np.intp], lengths: NDArray[np.int64], length: NDArray[np.intp],
+    means: NDArray[np.bool_],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that depend on the position, or on the tokens that were accepted before."""
     starts = RoundStarts.of(longest, lengths, survival, cut=cut, by_accepted=reading is not None)
@@ -253,8 +257,6 @@ def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:
             found[index] = _of_records(choice, law)
         elif isinstance(law, RecordedProbabilities):
             found[index] = mixed(moments_of_many([choice._replace(law=each) for each in law.chains]))
-        elif isinstance(law, MixedRounds):
-            found[index] = mixed(moments_of_many([choice._replace(law=each) for each in law.levels]), law.weights)
         elif isinstance(law, Chain):
             chains.append(index)
         else:
@@ -335,19 +337,22 @@ def draws_of_records(law: Replay | ReplayRounds, tokens: int) -> Floats:
 
 
 def mixed(parts: Sequence[Moments], weights: Sequence[float] | None = None) -> Moments:
-    """Moments of a mixture of decodings, by default equally likely; `weights` sum to 1.
+    """Moments of a mixture of decodings, or of arrays of them, by default equally likely; `weights` sum to 1.
 
     >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)])[:2]
     (2.0, 4.0)
     >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)], (0.75, 0.25))[:2]
     (1.5, 3.25)
     """
-    time, variance, *rest = np.array(parts).T
-    if weights is None:
-        return Moments(float(time.mean()), float(variance.mean() + time.var()), *(float(values.mean()) for values in rest))
-    by = np.asarray(weights)
-    mean = float(by @ time)
-    return Moments(mean, float(by @ variance + by @ (time - mean) ** 2), *(float(by @ values) for values in rest))
+    by = np.full(len(parts), 1 / len(parts)) if weights is None else np.asarray(weights)
+    time, variance, *rest = np.moveaxis(np.array(parts), 1, 0)
+
+    def mean_of_parts(values: Floats) -> Any:
+        return np.einsum("p,p...->...", by, values)
+
+    mean = mean_of_parts(time)
+    found = mean, mean_of_parts(variance) + mean_of_parts((time - mean) ** 2), *map(mean_of_parts, rest)
+    return Moments(*(each if np.ndim(each) else float(each) for each in found))
 
 
 def mean_of(tally: Tally) -> Moments:
