@@ -69,7 +69,7 @@ class RoundStarts(NamedTuple):
         cells = RoundCells.of(longest, tokens, cut)
         most = int(cells.lengths[-1])
         ends = round_counts.chain_ends(longest, most + longest, survival)  # of the first rounds: not cut
-        chance, mass = ends[0].chance, round_counts.start_masses(round_counts.chain_ends(longest, most, survival))
+        chance, mass = ends[0].chance, round_counts.start_masses(ends[longest:])
         bounds = [*range(longest + 2)] if by_accepted else [0, *([longest] if longest else []), longest + 1]
         kinds = tuple(slice(*each) for each in itertools.pairwise(bounds))
         by_kind = np.zeros((len(kinds), *mass.shape))
