@@ -86,17 +86,6 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         """Value of each choice; evaluated once for choices that differ in nothing that it reads."""
         return np.concatenate([_values(value, group) for group in self.groups])
 
-    def plain_times(self) -> Floats:
-        """Time of plain decoding with each choice."""
-        found = []
-        for group in self.groups:
-            costs = many_costs.joined(group.costs)
-            if isinstance(group.tokens, int):
-                found.append(np.atleast_1d(group.parameters.plain_time(group.tokens, costs)))
-            else:
-                found.append(group.tokens * group.parameters.plain_time(1, costs))
-        return np.concatenate(found)
-
 
 def _values(value: Callable[[MethodChoice[Any]], float], group: ChoiceGroup[Any]) -> Floats:
     """Value of each choice of a group."""

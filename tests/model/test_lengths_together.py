@@ -123,9 +123,13 @@ def test_each_length_on_hardware_is_predicted_as_alone(name: str, data: st.DataO
     case = CASES[name]
     parameters = registry.parameters(case.method)(layers=8, **case.parameters)
     lengths = np.array([1, *data.draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=8))], dtype=np.int64)
-    numbers = {"prompt": np.array(data.draw(st.lists(st.sampled_from([0, 700, 9000]), min_size=lengths.size, max_size=lengths.size)))}
+
+    def one_of_each(values: list[Any]) -> NDArray[Any]:
+        return np.array(data.draw(st.lists(st.sampled_from(values), min_size=lengths.size, max_size=lengths.size)))
+
+    numbers = {"prompt": one_of_each([0, 700, 9000])}
     if data.draw(st.booleans()):
-        numbers["link"] = np.array(data.draw(st.lists(st.sampled_from([0.0, 1e-3]), min_size=lengths.size, max_size=lengths.size)))
+        numbers["link"] = one_of_each([0.0, 1e-3])
     end = data.draw(st.sampled_from([0.0, 1.0, -1.0]))
     costs = VariedSeconds(replace(HARDWARE, uncertainty_end=end), lengths.size, {**numbers, "middle": lengths // 2})
     places = st.tuples(st.integers(0, lengths.size - 1), st.integers(0, len(case.laws) - 1))
