@@ -139,7 +139,7 @@ class RoundCells(NamedTuple):
         cell. Without a threaded library, as `prediction.linear`.
 
         >>> RoundCells.of(1, [1, 3]).sums(np.array([[1.0], [0.5], [0.75]]), np.array([8.0, 8.0, 2.0, 1.0])).tolist()
-        [[[1.0, 13.75]]]
+        [[[2.0, 12.75]]]
         """
         if not self.last and self.lengths.size == 1:
             return np.asarray(np.einsum("tl,tk->kl", mass, np.stack(values, axis=1)))[..., None]
