@@ -19,8 +19,8 @@ class RoundPrices(NamedTuple):
     `time` and `busy` have shape (longest + 1,). If times depend on the position, the shape is (2, positions, longest + 1): index 1
     of the first axis is for a round that follows a completely accepted draft, the second axis is the start position. After a
     completely accepted draft the first draft pass reads two tokens, because the draft model has not read its last token yet. Where
-    the start position determines the drafted tokens, the shape is (2, positions). Of several costs (`model.costs.many_costs`) all
-    arrays have a leading axis of costs; `of` has the prices of one.
+    the start position determines the drafted tokens, the shape is (2, positions), or (2, cells) of several lengths (`RoundCells`).
+    Of several costs (`model.costs.many_costs`) all arrays have a leading axis of costs; `of` has the prices of one.
     """
 
     time: Floats
@@ -70,7 +70,7 @@ class RoundPrices(NamedTuple):
 class ReadingTimes(NamedTuple):
     """Additional time and unit-time of a round whose first draft pass reads all that the round before accepted.
 
-    Shape (positions, longest + 1), by start position and accepted tokens; 0 without accepted tokens, and where a round drafts none.
+    Shape (cells, longest + 1), by round (`RoundCells`) and accepted tokens; 0 without accepted tokens, and where a round drafts none.
     Of several costs with a leading axis of costs.
     """
 
@@ -83,7 +83,7 @@ class ReadingTimes(NamedTuple):
 
 
 class RoundCells(NamedTuple):
-    """Rounds of decodings of several lengths that are priced: those that all long enough have, then those at the end of each.
+    """Rounds that are priced, of decodings of several lengths: first those that lengths have in common, then the last ones of each.
 
     Parameters
     ----------
