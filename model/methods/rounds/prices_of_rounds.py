@@ -70,8 +70,8 @@ class RoundPrices(NamedTuple):
 class ReadingTimes(NamedTuple):
     """Additional time and unit-time of a round whose first draft pass reads all that the round before accepted.
 
-    Shape (cells, longest + 1), by round (`RoundCells`) and accepted tokens; 0 without accepted tokens, and where a round drafts none.
-    Of several costs with a leading axis of costs.
+    Shape (cells, longest + 1), by round (`RoundCells`) and accepted tokens; 0 without accepted tokens, and where a round drafts
+    none. Of several costs with a leading axis of costs.
     """
 
     time: Floats
@@ -83,7 +83,7 @@ class ReadingTimes(NamedTuple):
 
 
 class RoundCells(NamedTuple):
-    """Rounds that are priced, of decodings of several lengths: first those that lengths have in common, then the last ones of each.
+    """Rounds that are priced, of decodings of several lengths: first those that lengths have in common, then the last of each.
 
     Parameters
     ----------
