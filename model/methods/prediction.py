@@ -315,13 +315,13 @@ _CELLS = 200_000
 
 def predict_by_decoding(
     predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any], prices: Callable[[Any], int],
-    *, together: Literal["never", "uniform", "always"] = "never",
+    *, together: Literal["never", "uniform", "always"] = "never", last: Callable[[Any], int] = lambda parameters: 0,
 ) -> Prediction:  # fmt: skip
     """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size.
 
     `prices` gives the prices that the method needs of each cost, and of each position if they depend on it. `together` says where
     the function takes points of several lengths (`DecodingPoints.lengths`): where times do not depend on the position (`uniform`),
-    or also where they do.
+    or also where they do; then at the `last` positions of each length there are prices for this length only.
     """
     number: dict[Any, int] = {}
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
@@ -356,8 +356,9 @@ def predict_by_decoding(
         mine = np.flatnonzero(kind[chosen] == index)
         if not mine.size:
             continue
-        longest = int(tokens_of[chosen[mine]].max())
-        size = max(_CELLS // ((1 if uniform else longest) * prices(parameters)), 1)
+        of_each = np.unique(tokens_of[chosen[mine]])
+        positions = int(of_each[-1]) + (last(parameters) * of_each.size if of_each.size > 1 else 0)
+        size = max(_CELLS // ((1 if uniform else positions) * prices(parameters)), 1)
         block = np.cumsum(np.diff(cost_of[chosen[mine]], prepend=-1) != 0) - 1
         for start, stop in _blocks(block // size, int(mine[0])):
             here = order[starts[start] : starts[stop]]

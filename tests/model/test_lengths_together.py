@@ -25,7 +25,7 @@ from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds.round_laws import Rounds
+from model.methods.rounds.round_laws import MixedRounds, Rounds
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay
@@ -51,6 +51,7 @@ BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
 RECORDED = Replay(np.random.default_rng(1).random((3, LONGEST)) < 0.6)
 CHANCES = RecordedProbabilities(np.random.default_rng(2).random((3, LONGEST)))
 MATCHES = [*RATES, Markov(0.6, 0.3), Markov(0.5, -1.0), BY_POSITION, RECORDED, CHANCES]
+MIXTURES = [MixedRounds([Rounds([0.9, 0.5]), Rounds([0.3, 0.1])], weights) for weights in ((0.5, 0.5), (0.9, 0.1))]
 CASES = {
     "no drafts": Decodings("speculative", {"draft_length": 0}, RATES),
     "speculative": Decodings("speculative", {"draft_length": 4}, [*RATES, Rounds([0.9, 0.5, 0.2, 0.1])]),
@@ -59,8 +60,15 @@ CASES = {
     "draft head": Decodings("speculative", {"draft_length": 3, "drafter": "heads"}, RATES),
     "parallel draft": Decodings("speculative", {"draft_length": 4, "drafter": "parallel"}, RATES),
     "separate units": Decodings("speculative", {"draft_length": 3, "placement": "separate"}, RATES),
+    "mixtures": Decodings("speculative", {"draft_length": 2}, [*MIXTURES, Iid(0.5), BY_POSITION]),
+    "mixtures with a parallel draft": Decodings("speculative", {"draft_length": 2, "drafter": "parallel"}, MIXTURES),
     "rates by position": Decodings("speculative", {"draft_length": 3}, [Iid(0.5), BY_POSITION]),
+    "drafts with a budget": Decodings("speculative", {"draft_length": 3, "context_budget": 20}, RATES),
+    "draft heads, kept full": Decodings("speculative", {"draft_length": 2, "drafter": "heads", "sequences": 4}, RATES),
     "self-speculative": Decodings("self_speculative", {"exit_layer": 4, "draft_length": 3}, RATES),
+    "self-speculative, all layers again": Decodings(
+        "self_speculative", {"exit_layer": 4, "draft_length": 5, "reuse": False}, [*RATES, BY_POSITION],
+    ),
     "bild": Decodings("bild", {"max_draft_length": 3}, DECISIONS),
     "bild, code": Decodings("bild", {"max_draft_length": 7, "variant": "code"}, DECISIONS),
     "bild, first layers": Decodings("bild", {"exit_layer": 3, "max_draft_length": 4}, DECISIONS),
