@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -265,7 +265,7 @@ class _ByContext(PassSeconds):
 
 
 class _ContextTables:
-    """Times of passes by context, without overheads of engine steps that differ.
+    """Times of passes by context, without overheads of engine steps and times of comparisons that differ.
 
     Arrays are indexed by the position that a cost without a prompt would have; only contexts that occur are priced.
     """
@@ -274,7 +274,8 @@ class _ContextTables:
         first = costs.first
         self.cost = object.__new__(_ByContext)
         models = _with_steps(first, dict.fromkeys(costs.steps, 0.0))
-        vars(self.cost).update(vars(first), hardware_models=models, prompt=0)
+        check = 0.0 if "state_check" in costs.numbers else first.state_check
+        vars(self.cost).update(vars(first), hardware_models=models, prompt=0, state_check=check)
         # Of a batch whose other sequences are elsewhere, the mean context moves by 1 / batch with each position.
         self.shared = first.others_position is not None and first.batch > 1
         self._offsets, self.positions = np.unique(self.offsets(costs)), 0
@@ -313,10 +314,13 @@ class _ContextTables:
 
 
 class _TimesByContext:
-    """Times of passes of costs that differ in their prompts and in overheads of engine steps, added to `_ContextTables`."""
+    """Times of passes of costs that differ in their prompts, in overheads of engine steps and in times of comparisons.
+
+    The latter two are added to the times of `_ContextTables`.
+    """
 
     def __init__(self, costs: VariedSeconds) -> None:
-        self._steps, self._checked = costs.steps, "state_check" in costs.numbers
+        self._steps, self._checks = costs.steps, costs.numbers.get("state_check")
         self._tables, self._cost = costs.tables, costs.tables.cost
         self._offsets = self._tables.offsets(costs)
         self._plain_errors: tuple[int, Floats] | None = None
@@ -325,7 +329,7 @@ class _TimesByContext:
         """True if times of this pass at these positions can be taken from here."""
         if at.dtype.kind not in "iu" or np.ndim(shape.width) or np.ndim(shape.sequences) or np.ndim(shape.heads):
             return False
-        if shape.compared and (self._checked or self._steps):
+        if shape.compared and (self._checks is not None or self._steps) and not self._certain(shape):
             return False
         limited = shape.context_budget is not None or shape.role in self._cost.context_budgets
         return self._tables.most <= _MOST_TABULATED and not (self._tables.shared and limited)
@@ -334,7 +338,7 @@ class _TimesByContext:
         """Times at these positions, which broadcast to (costs, *at.shape) [s]."""
         tables = self._tables
         tables.cover(at)
-        step, drafts = self._step(shape), shape.role != "target" and self._cost.uncertainty_end != 0
+        step, drafts = self._overhead(shape), shape.role != "target" and self._cost.uncertainty_end != 0
         if step is None and not (drafts and "target" in self._steps):
             if shape not in tables.ended:
                 plain_error = tables.total(self._plain).error if drafts else np.zeros(())
@@ -365,7 +369,7 @@ class _TimesByContext:
         """Times with an overhead, which has no error, at the end of the uncertainty; see `PassSeconds`."""
         end, (seconds, error) = self._cost.uncertainty_end, total
         found = seconds
-        if end and (shape.role != "target" or shape.width != 1 or shape.sequences != 1):
+        if not self._certain(shape):
             own = shape.role == "target"
             factor = np.asarray(1 + end * plain_error)  # of what has no error of its own
             found = seconds * (factor + end * error)
@@ -373,6 +377,15 @@ class _TimesByContext:
                 found = found + (overhead if own else overhead * factor)
             return np.maximum(found, 0.0)
         return found if overhead is None else found + overhead
+
+    def _certain(self, shape: PassShape) -> bool:
+        """True if times are those of no uncertainty: steps of plain decoding stay at their estimates."""
+        return self._cost.uncertainty_end == 0 or (shape.role == "target" and shape.width == 1 and shape.sequences == 1)
+
+    def _overhead(self, shape: PassShape) -> Floats | None:
+        """Time that a pass takes besides that in the tables, by cost; None if it is none."""
+        step, check = self._step(shape), self._checks if shape.compared else None
+        return check if step is None else step if check is None else step + check
 
     def _step(self, shape: PassShape) -> Floats | None:
         """Overhead of an engine step that a pass pays, by cost; None where it is the same for all."""
@@ -398,15 +411,38 @@ _MOST_TABULATED = 1 << 17
 """Largest prompt of which times are kept."""
 
 
-def errors_of(costs: VariedSeconds, tokens: int) -> Floats:
-    """Relative error of the time of plain decoding, by cost [-]: the mean of its steps, weighted by their times."""
-    at, size = np.arange(tokens), max(_CELLS // tokens, 1)
-    found = []
-    for start in range(0, len(costs), size):
-        each = costs[start : start + size].joined()
+def errors_of(costs: VariedSeconds, tokens: int | NDArray[np.int64]) -> Floats:
+    """Relative error of the time of plain decoding of `tokens` tokens (or as many for each cost), by cost [-].
+
+    The mean error of the steps, weighted by their times.
+    """
+    found = np.empty(len(costs))
+    for mine, each, at, where in _in_blocks(costs, tokens):
         weights = each.plain_times(at)
-        found.append((each.plain_error(at) * weights).sum(axis=-1) / weights.sum(axis=-1))
-    return np.concatenate(found)
+        wrong, whole = (np.cumsum(values, axis=-1)[where] for values in (each.plain_error(at) * weights, weights))
+        found[mine] = wrong / whole
+    return found
+
+
+def plain_times_of(costs: VariedSeconds, tokens: int | NDArray[np.int64]) -> Floats:
+    """Time of plain decoding of `tokens` tokens of one sequence (or as many for each cost), by cost [s]."""
+    found = np.empty(len(costs))
+    for mine, each, at, where in _in_blocks(costs, tokens):
+        found[mine] = np.cumsum(each.plain_times(at), axis=-1)[where]
+    return found
+
+
+def _in_blocks(
+    costs: VariedSeconds, tokens: int | NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.intp], ManySeconds, NDArray[np.intp], tuple[NDArray[np.intp], NDArray[np.intp]]]]:
+    """Blocks of distinct costs: indices of the costs in it, these as one, positions, and the index of each one's last position."""
+    distinct, which = costs.unique()
+    lengths = np.broadcast_to(np.asarray(tokens), len(costs))
+    at = np.arange(int(lengths.max(initial=1)))
+    size = max(_CELLS // at.size, 1)
+    for start in range(0, len(distinct), size):
+        mine = np.flatnonzero((which >= start) & (which < start + size))
+        yield mine, distinct[start : start + size].joined(), at, (which[mine] - start, lengths[mine] - 1)
 
 
 _CELLS = 500_000

@@ -297,6 +297,17 @@ def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> W
     return Work({"target": Totals(steps, layers * steps, layers * heads, attended, attended, head_runs=steps, heads=heads)})
 
 
+def plain_work_alone(layers: int, tokens: Any) -> Work:
+    """Work of plain decoding of `tokens` tokens of one sequence, a number or an array of them.
+
+    >>> plain_work_alone(40, 10) == plain_work(40, range(10))
+    True
+    """
+    steps: Any = np.asarray(tokens, dtype=np.float64) if np.ndim(tokens) else float(tokens)
+    attended = layers * steps * (steps + 1) / 2
+    return Work({"target": Totals(steps, layers * steps, layers * steps, attended, attended, head_runs=steps, heads=steps)})
+
+
 class FlopsAndBytes(NamedTuple):
     """Operations and bytes of a decoding, or arrays of several. Transferred bytes count KV cache rows and hidden states, not token
     ids."""

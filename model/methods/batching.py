@@ -123,9 +123,9 @@ class StaticBatching(MethodParameters):
             time = sum(cost.plain_times(position[sequences == each], each).sum(axis=-1) for each in known.tolist())
         return time if np.ndim(time) else float(time)
 
-    def plain_work(self, tokens: int) -> Work:
-        """Work of plain decoding of the same sequences in the same batches."""
-        return plain_work(self.layers, *self.columns(tokens))
+    def plain_work(self, tokens: Any) -> Work:
+        """Work of plain decoding of the same sequences in the same batches; of a single sequence also for an array of tokens."""
+        return super().plain_work(tokens) if self.decoded_sequences == 1 else plain_work(self.layers, *self.columns(tokens))
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from model.base import checks
 from model.base.table_records import TableRecord, key_names
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Work, plain_work
+from model.interpret.account import Work, plain_work_alone
 from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
 from model.methods.peak_demand import Demand
@@ -369,9 +369,9 @@ class MethodParameters(TableRecord):
         """Time of plain decoding of the same sequences in the same batches; of several costs an array."""
         return cost.plain_time(tokens)
 
-    def plain_work(self, tokens: int) -> Work:
-        """Work of plain decoding of the same sequences in the same batches."""
-        return plain_work(self.layers, range(tokens))
+    def plain_work(self, tokens: Any) -> Work:
+        """Work of plain decoding of the same sequences in the same batches; of a single sequence also for an array of tokens."""
+        return plain_work_alone(self.layers, tokens)
 
     # --- Checks and changes that need more than the parameters ---
 

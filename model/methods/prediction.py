@@ -86,17 +86,6 @@ class GroupedChoices(Sequence[MethodChoice[Chosen]]):
         """Value of each choice; evaluated once for choices that differ in nothing that it reads."""
         return np.concatenate([_values(value, group) for group in self.groups])
 
-    def plain_times(self) -> Floats:
-        """Time of plain decoding with each choice."""
-        found = []
-        for group in self.groups:
-            costs = many_costs.joined(group.costs)
-            if isinstance(group.tokens, int):
-                found.append(np.atleast_1d(group.parameters.plain_time(group.tokens, costs)))
-            else:
-                found.append(group.tokens * group.parameters.plain_time(1, costs))
-        return np.concatenate(found)
-
 
 def _values(value: Callable[[MethodChoice[Any]], float], group: ChoiceGroup[Any]) -> Floats:
     """Value of each choice of a group."""
@@ -270,6 +259,54 @@ def linear(counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray
     return np.concatenate([np.einsum("pk,kp->p", prices[price[part]], counts[:, law[part]]) for part in parts])
 
 
+def linear_until(
+    counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray[np.intp], tokens: Integers
+) -> Floats:  # fmt: skip
+    """`linear` of the events at the first `tokens` positions of each pair.
+
+    Counts have shape (events, positions, laws), prices (costs, events, positions); an event at a position counts for all decodings
+    that reach it.
+
+    >>> one = np.zeros(3, dtype=np.intp)
+    >>> linear_until(np.ones((1, 4, 1)), np.array([[[1.0, 2.0, 4.0, 8.0]]]), one, one, np.array([0, 1, 3])).tolist()
+    [0.0, 1.0, 7.0]
+    """
+    found, of_laws = np.empty(law.size), np.ascontiguousarray(np.moveaxis(counts, -1, 0))
+    for block in pair_blocks(law, price, max(_CELLS // prices[0].size, 1)):
+        each = np.einsum("pek,pek->pk", prices[block.price], of_laws[block.law])
+        until = np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
+        found[block.points] = until[block.pair, tokens[block.points]]
+    return found
+
+
+class PairBlock(NamedTuple):
+    """Some distinct pairs of a law and a cost, and the points that have them."""
+
+    law: NDArray[np.intp]
+    price: NDArray[np.intp]
+    points: NDArray[np.intp]
+    """Indices of the points."""
+    pair: NDArray[np.intp]
+    """Index of each point's pair."""
+
+
+def pair_blocks(law: NDArray[np.intp], price: NDArray[np.intp], size: int) -> Iterator[PairBlock]:
+    """Distinct pairs of the points' laws and costs, at most `size` together.
+
+    >>> blocks = pair_blocks(np.array([0, 1, 0, 1]), np.array([2, 0, 2, 1]), 2)
+    >>> [tuple(each.tolist() for each in block) for block in blocks]
+    [([0, 1], [2, 0], [0, 2, 1], [0, 0, 1]), ([1], [1], [3], [0])]
+    """
+    costs = int(price.max(initial=0)) + 1
+    pairs, pair = np.unique(law * costs + price, return_inverse=True)
+    order = np.argsort(pair, kind="stable")
+    starts = range(0, pairs.size, size)
+    ends = np.searchsorted(pair[order], [*starts[1:], pairs.size])
+    for start, points in zip(starts, np.split(order, ends), strict=False):
+        some = pairs[start : start + size]
+        yield PairBlock(some // costs, some % costs, points, pair[points] - start)
+
+
 _LARGEST_PRODUCT = 4
 """Largest number of pairs of laws and costs that are evaluated for each point that is asked for."""
 _CELLS = 200_000
@@ -278,13 +315,13 @@ _CELLS = 200_000
 
 def predict_by_decoding(
     predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any], prices: Callable[[Any], int],
-    *, together: Literal["never", "uniform", "always"] = "never",
+    *, together: Literal["never", "uniform", "always"] = "never", last: Callable[[Any], int] = lambda parameters: 0,
 ) -> Prediction:  # fmt: skip
     """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size.
 
     `prices` gives the prices that the method needs of each cost, and of each position if they depend on it. `together` says where
     the function takes points of several lengths (`DecodingPoints.lengths`): where times do not depend on the position (`uniform`),
-    or also where they do.
+    or also where they do; then at the `last` positions of each length there are prices for this length only.
     """
     number: dict[Any, int] = {}
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
@@ -319,8 +356,9 @@ def predict_by_decoding(
         mine = np.flatnonzero(kind[chosen] == index)
         if not mine.size:
             continue
-        longest = int(tokens_of[chosen[mine]].max())
-        size = max(_CELLS // ((1 if uniform else longest) * prices(parameters)), 1)
+        of_each = np.unique(tokens_of[chosen[mine]])
+        positions = int(of_each[-1]) + (last(parameters) * of_each.size if of_each.size > 1 else 0)
+        size = max(_CELLS // ((1 if uniform else positions) * prices(parameters)), 1)
         block = np.cumsum(np.diff(cost_of[chosen[mine]], prepend=-1) != 0) - 1
         for start, stop in _blocks(block // size, int(mine[0])):
             here = order[starts[start] : starts[stop]]

@@ -5,17 +5,18 @@ Gives a method with stages its time and unit-time, in expectation under any law 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.methods.prediction import linear
+from model.methods.prediction import PairBlock, linear, linear_until, pair_blocks
 from model.outcomes.outcome_laws import Chain, Law, RecordedProbabilities, Replay
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 class Stage(NamedTuple):
@@ -45,10 +46,10 @@ def moments(steps: tuple[Stage, ...], n: int, law: Law) -> tuple[float, float, f
 
 
 def moments_of_pairs(
-    steps: tuple[Stage, ...], n: int, laws: Sequence[Law], law: NDArray[np.intp], price: NDArray[np.intp],
+    steps: tuple[Stage, ...], tokens: int | Integers, laws: Sequence[Law], law: NDArray[np.intp], price: NDArray[np.intp],
     means: NDArray[np.bool_] | None = None,
 ) -> Floats:  # fmt: skip
-    """Mean and variance of the time, mean unit-time, and mean ratio unit-time / time, of decoding `n` tokens; shape (4, pairs).
+    """Mean and variance of the time, mean unit-time, and mean ratio unit-time / time, of decoding `tokens`; shape (4, pairs).
 
     The ratio is nan if the number of matches does not determine the time (three stages, or times by position), unless the law is a
     record: the sum would have a term for each possible sequence of matches. Of pairs of which only `means` are asked, the variance
@@ -57,25 +58,31 @@ def moments_of_pairs(
     Parameters
     ----------
     steps
-        Stages at several costs.
+        Stages at several costs; times by position are those of the longest decoding.
+    tokens
+        Tokens of all pairs, or of each.
     laws, law, price
         Distinct laws, and the index of each pair's law and cost.
     """
     uniform = np.ndim(steps[0].time) == 1
     if uniform and len(steps) == 2:
         miss, match = (np.stack(stage[:2])[:, price] for stage in steps)
-        return moments_of_counts(miss, match, n, laws, law)
+        return moments_of_counts(miss, match, tokens, laws, law)
     found = np.empty((4, law.size))
+    lengths = np.broadcast_to(np.asarray(tokens, dtype=np.int64), law.shape)
     replayed = np.array([isinstance(each, Replay) for each in laws], dtype=np.bool_)[law]
     for at in np.flatnonzero(replayed).tolist():
         record: Any = laws[law[at]]
-        own = tuple(Stage(stage.time[price[at]], stage.busy[price[at]], stage.on_match) for stage in steps)  # type: ignore[index]
+        n = int(lengths[at])
+        until: Any = (price[at], ...) if uniform else (price[at], slice(n))
+        own = tuple(Stage(stage.time[until], stage.busy[until], stage.on_match) for stage in steps)  # type: ignore[index]
         time, busy = sums(own, [record.first(n - 1).T], n, len(record.records))
         found[:, at] = time.mean(), time.var(), busy.mean(), (busy / time).mean()
     other, only = np.flatnonzero(~replayed), np.zeros(law.size, dtype=np.bool_) if means is None else means
-    for part in _by_laws(law[other], n):
+    for part in _by_laws(law[other], int(lengths.max(initial=1))):
         some = other[part]
-        found[:3, some] = _forward_moments(steps, n, laws, law[some], price[some], only[some])
+        own_tokens = tokens if isinstance(tokens, int) else tokens[some]
+        found[:3, some] = _forward_moments(steps, own_tokens, laws, law[some], price[some], only[some])
     found[3, other] = np.nan
     return found
 
@@ -94,7 +101,9 @@ _CELLS = 60_000
 """Numbers of matches x points of a block that stays in the cache of a processor."""
 
 
-def moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[Law], law: NDArray[np.intp]) -> Floats:
+def moments_of_counts(
+    miss: Floats, match: Floats, tokens: int | Integers, laws: Sequence[Law], law: NDArray[np.intp]
+) -> Floats:  # fmt: skip
     """`moments` of many decodings with two stages at uniform costs, from the distribution of the number of matches.
 
     Parameters
@@ -102,7 +111,7 @@ def moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[L
     miss, match
         Time and unit-time of a token in stage 0, and after a match; shape (2, points).
     tokens
-        Tokens of each decoding.
+        Tokens of all decodings, or of each.
     laws, law
         Distinct laws, and the index of each point's law.
 
@@ -112,14 +121,38 @@ def moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[L
     [[7.0, 1.0, 8.0, 1.166667]]
     """
     found = np.empty((4, law.size))
-    for part in _by_laws(law, tokens):
-        found[:, part] = _moments_of_counts(miss[:, part], match[:, part], tokens, laws, law[part])
+    for part in _by_laws(law, int(np.max(tokens))):
+        own = tokens if isinstance(tokens, int) else tokens[part]
+        pmfs = _pmfs(own, laws, law[part])
+        for length, points in _by_length(own, part.size):
+            some = part[points]
+            found[:, some] = _moments_of_counts(miss[:, some], match[:, some], length, pmfs, law[some])
     return found
 
 
-def _moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[Law], law: NDArray[np.intp]) -> Floats:
+def _pmfs(tokens: int | Integers, laws: Sequence[Law], law: NDArray[np.intp]) -> dict[int, Iterator[Floats]]:
+    """By law, the distributions of the number of matches for its numbers of tokens, which rise."""
+    size = int(np.max(tokens)) + 1
+    used, length = np.divmod(np.unique(law * size + tokens), size)
+    first = np.unique(used, return_index=True)[1]
+    each = zip(used[first].tolist(), np.split(length - 1, first[1:]), strict=True)
+    return {number: laws[number].pmfs(positions.tolist()) for number, positions in each}
+
+
+def _by_length(tokens: int | Integers, points: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Each number of tokens, with the indices of its points."""
+    if isinstance(tokens, int):
+        yield tokens, np.arange(points)
+        return
+    lengths, starts = np.unique(np.sort(tokens), return_index=True)
+    yield from zip(lengths.tolist(), np.split(np.argsort(tokens, kind="stable"), starts[1:]), strict=True)
+
+
+def _moments_of_counts(
+    miss: Floats, match: Floats, tokens: int, pmfs: Mapping[int, Iterator[Floats]], law: NDArray[np.intp]
+) -> Floats:  # fmt: skip
     used, law = np.unique(law, return_inverse=True)
-    mass, count = np.stack([laws[each].pmf(tokens - 1) for each in used.tolist()]), np.arange(tokens)
+    mass, count = np.stack([next(pmfs[each]) for each in used.tolist()]), np.arange(tokens)
     matches = mass @ count
     spread = (mass * (count - matches[:, None]) ** 2).sum(axis=1)
     start, saved = tokens * miss, match - miss
@@ -134,19 +167,25 @@ def _moments_of_counts(miss: Floats, match: Floats, tokens: int, laws: Sequence[
 
 
 def _forward_moments(
-    steps: tuple[Stage, ...], n: int, laws: Sequence[Law], law: NDArray[np.intp], price: NDArray[np.intp], means: NDArray[np.bool_]
-) -> Floats:
-    """Mean and variance of the time and mean unit-time of `n` tokens at several costs, shape (3, pairs).
+    steps: tuple[Stage, ...], tokens: int | Integers, laws: Sequence[Law], law: NDArray[np.intp], price: NDArray[np.intp],
+    means: NDArray[np.bool_],
+) -> Floats:  # fmt: skip
+    """Mean and variance of the time and mean unit-time of `tokens` at several costs, shape (3, pairs).
 
     Forward recursions over the states (stage, last outcome), for each chain of a mixture. Means are sums of probability x time.
+    What a token takes does not depend on the tokens after it, so one recursion serves all numbers of tokens.
     """
     used, law = np.unique(law, return_inverse=True)
+    lengths = np.broadcast_to(np.asarray(tokens, dtype=np.int64), law.shape)
     chains = [_chains(laws[each]) for each in used.tolist()]
-    sizes = np.array([len(each) for each in chains])
+    sizes, longest = np.array([len(each) for each in chains]), np.zeros(used.size, dtype=np.int64)
+    np.maximum.at(longest, law, lengths)
     # The last token's match has no effect, so its chance stays 0, as in the sampler. Shape (token, last outcome, chain).
+    n = int(longest.max(initial=1))
     chances = np.zeros((n, 2, sizes.sum()))
-    for number, chain in enumerate(each for of in chains for each in of):
-        chances[:-1, :, number] = np.transpose(chain.probabilities(n - 1))
+    ends = np.repeat(longest, sizes).tolist()
+    for number, (chain, end) in enumerate(zip((each for of in chains for each in of), ends, strict=True)):
+        chances[: end - 1, :, number] = np.transpose(chain.probabilities(end - 1))
     # A column is a pair with one of its chains.
     first, count = np.cumsum([0, *sizes])[law], sizes[law]
     of = np.repeat(np.arange(law.size), count)
@@ -154,23 +193,25 @@ def _forward_moments(
     states = _States.of(tuple(stage.on_match for stage in steps))
     mass = states.masses(chances)
     extent = (np.shape(steps[0].time)[0], n)
+
+    def total(counts: Floats, prices: Floats) -> Floats:
+        """Sums of count x price by column; shapes (events, tokens, chains) and (costs, events, tokens)."""
+        if isinstance(tokens, int):
+            return linear(counts.reshape(-1, counts.shape[-1]), prices.reshape(len(prices), -1), chain_of, own_price)
+        return linear_until(counts, prices, chain_of, own_price, lengths[of])
+
     times, busies = (
-        np.stack([np.broadcast_to(np.reshape(stage[field], (extent[0], -1)), extent) for stage in steps]) for field in (0, 1)
+        np.stack([np.broadcast_to(np.reshape(stage[field], (extent[0], -1))[:, :n], extent) for stage in steps]) for field in (0, 1)
     )  # shape (stage, cost, token)
     counts = np.zeros((len(steps), n, mass.shape[-1]))
     np.add.at(counts, states.stage, mass)
-    mean, busy = (
-        linear(counts.reshape(-1, mass.shape[-1]), np.moveaxis(each, 1, 0).reshape(each.shape[1], -1), chain_of, own_price)
-        for each in (times, busies)
-    )
+    mean, busy = (total(counts, np.moveaxis(each, 1, 0)) for each in (times, busies))
     if states.independent(chances):  # the time is a sum of independent numbers
         saved = times[states.stage[1]] - times[0]
-        variance, asked = linear(mass[0] * mass[1], saved**2, chain_of, own_price), np.zeros(0, dtype=np.intp)
+        variance = total((mass[0] * mass[1])[None], saved[:, None] ** 2)
     else:
         variance, asked = np.full(of.size, np.nan), np.flatnonzero(~means[of])
-    for at in range(0, asked.size, _COLUMNS):
-        part = asked[at : at + _COLUMNS]
-        variance[part] = states.variances(times, chances, mass, own_price[part], chain_of[part])
+        variance[asked] = states.variances(times, chances, mass, own_price[asked], chain_of[asked], lengths[of[asked]])
     weight = 1 / count
     whole = weight * np.bincount(of, mean)
     spread = weight * np.bincount(of, variance + (mean - whole[of]) ** 2)
@@ -215,21 +256,34 @@ class _States(NamedTuple):
         return found
 
     def variances(
-        self, times: Floats, chances: Floats, mass: Floats, price: NDArray[np.intp], chain: NDArray[np.intp]
+        self, times: Floats, chances: Floats, mass: Floats, price: NDArray[np.intp], chain: NDArray[np.intp], tokens: Integers
     ) -> Floats:
-        """Variance of the time of columns; `times` has shape (stages, costs, tokens).
+        """Variance of the time of the first `tokens` of columns; `times` has shape (stages, costs, tokens)."""
+        found = np.empty(price.size)
+        for block in pair_blocks(chain, price, _COLUMNS):
+            lengths = tokens[block.points]
+            ends = dict(_by_length(lengths, lengths.size))
+            so_far = self._variances(times, chances[: lengths.max()], mass, block)
+            for token, variance in enumerate(so_far, start=1):
+                if token in ends:
+                    own = ends[token]
+                    found[block.points[own]] = variance[block.pair[own]]
+        return np.maximum(found, 0.0)
+
+    def _variances(self, times: Floats, chances: Floats, mass: Floats, columns: PairBlock) -> Iterator[Floats]:
+        """Variance of the time of the first 1, 2, ... tokens of columns; the same array every time.
 
         Sums deviations from each token's mean time, which avoids the cancellation of large squares. The first central moment of the
         time so far is kept by state.
         """
-        found, first = np.zeros(price.size), np.zeros((self.stage.size, price.size))
+        found, first = np.zeros(columns.law.size), np.zeros((self.stage.size, columns.law.size))
         for token, chance in enumerate(chances):
-            likely, time = mass[:, token].take(chain, axis=1), times[:, :, token].take(price, axis=1)[self.stage]
+            likely, time = mass[:, token].take(columns.law, axis=1), times[:, :, token].take(columns.price, axis=1)[self.stage]
             above = time - (likely * time).sum(axis=0)
             more = above * likely
             found += (above * (2 * first + more)).sum(axis=0)
-            first = self._next(first + more, chance.take(chain, axis=1))
-        return np.maximum(found, 0.0)
+            yield found
+            first = self._next(first + more, chance.take(columns.law, axis=1))
 
     def _next(self, values: Floats, chance: Floats) -> Floats:
         """Values by state at the next token; `chance` is that of a match after a miss and after a match."""

@@ -38,6 +38,10 @@ class Law(ABC):
     def pmf(self, positions: int) -> Floats:
         """Probabilities of 0, 1, ..., `positions` successes among the first `positions` positions; shape (positions + 1,)."""
 
+    def pmfs(self, positions: Sequence[int]) -> Iterator[Floats]:
+        """Yield `pmf` of each of these numbers of positions, which rise."""
+        return map(self.pmf, positions)
+
     @abstractmethod
     def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
         """Yield tiles of outcomes, shape (positions in the tile, replications), from tiles of uniform random numbers `draws`.
@@ -83,15 +87,25 @@ class Chain(Law):
         return np.broadcast_to(after_failure[:, None], shape), np.broadcast_to(after_success[:, None], shape)
 
     def pmf(self, positions: int) -> Floats:
-        after_failure, after_success = self.probabilities(positions)
+        return next(self.pmfs([positions]))
+
+    def pmfs(self, positions: Sequence[int]) -> Iterator[Floats]:
+        """Yield `pmf` of each of these numbers of positions, which rise, from one recursion to the last.
+
+        >>> [mass.tolist() for mass in ByPosition([0.5, 0.25]).pmfs([0, 1, 2])]
+        [[1.0], [0.5, 0.5], [0.375, 0.5, 0.125]]
+        """
+        after_failure, after_success = self.probabilities(positions[-1])
         # mass[s, n]: probability of n successes so far with last outcome s.
-        mass = np.zeros((2, positions + 1))
+        mass, begin = np.zeros((2, positions[-1] + 1)), 0
         mass[0, 0] = 1.0
-        for low, high in zip(after_failure, after_success, strict=True):
-            success = mass[0] * low + mass[1] * high
-            mass[0] = mass[0] * (1 - low) + mass[1] * (1 - high)
-            mass[1, 0], mass[1, 1:] = 0.0, success[:-1]
-        return np.asarray(mass.sum(axis=0))
+        for end in positions:
+            for low, high in zip(after_failure[begin:end], after_success[begin:end], strict=True):
+                success = mass[0] * low + mass[1] * high
+                mass[0] = mass[0] * (1 - low) + mass[1] * (1 - high)
+                mass[1, 0], mass[1, 1:] = 0.0, success[:-1]
+            begin = end
+            yield np.asarray(mass[:, : end + 1].sum(axis=0))
 
 
 class Iid(Chain):
@@ -141,6 +155,8 @@ class Iid(Chain):
             below = count[1 : mode + 1][::-1]
             weights[:mode] = np.cumprod(below / (positions - below + 1) * ((1 - p) / p if p > 0 else 0.0))[::-1]
             return np.asarray(weights / weights.sum())
+
+    pmfs = Law.pmfs
 
     def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
         rate, buffer = float(self.rate), None

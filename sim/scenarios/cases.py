@@ -318,10 +318,16 @@ class Case:
 
     @property
     def tokens_vary(self) -> bool:
-        """True if another number of tokens changes neither its parameters nor its costs, and a single sequence is decoded."""
+        """True if another number of tokens changes no parameter, and its costs only as `sim.scenarios.hardware_axes` knows.
+
+        A single sequence is decoded, among none that are half-way through.
+        """
+        if self.parameters.decoded_sequences > 1:
+            return False
+        if self.hardware is not None:
+            return self.hardware.needs.others_position is None
         by_tokens = type(self.parameters).largest_pass_of is not MethodParameters.largest_pass_of
-        priced_by_tokens = by_tokens and isinstance(self.cost, UnitCost) and self.cost.verify_cost is not None
-        return self.hardware is None and self.parameters.decoded_sequences == 1 and not priced_by_tokens
+        return not (by_tokens and isinstance(self.cost, UnitCost) and self.cost.verify_cost is not None)
 
     def varies_with(
         self, tables: Tables, index: int, names: Collection[str], build: Callable[..., Any] = build

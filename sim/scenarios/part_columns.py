@@ -140,10 +140,10 @@ def _at(values: Any, places: Index) -> Any:
 
 
 class HardwareGroup(CaseGroup):
-    """Cases on hardware that differ in numbers of their costs only.
+    """Cases on hardware that differ in numbers of their costs, and in their number of tokens, only.
 
-    Functions of cases are evaluated for the first one: `sim.scenarios.hardware_axes` has said which cases are alike, and `columns`
-    has what differs.
+    Functions of cases are evaluated for the first one, with each number of tokens: `sim.scenarios.hardware_axes` has said which
+    cases are alike, and `columns` has what differs.
 
     Parameters
     ----------
@@ -153,15 +153,17 @@ class HardwareGroup(CaseGroup):
         Columns of costs that differ, by name; shape (cases,).
     make
         Resolves one of the cases.
+    tokens
+        Number of tokens of each case, if they differ; shape (cases,).
     alone
         Costs of plain decoding on one device, if the model is known to fit one in any of the cases.
     """
 
     def __init__(
         self, first: Case, costs: VariedSeconds, columns: Mapping[str, NDArray[Any]], make: Callable[[int], Case],
-        places: Index | None = None, *, alone: VariedSeconds | None = None,
+        places: Index | None = None, *, tokens: Integers | None = None, alone: VariedSeconds | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(first, None, len(costs))
+        super().__init__(first, None, len(costs), tokens)
         self.seconds, self.columns, self._make, self._alone = costs, columns, make, alone
         self.places = np.arange(len(costs)) if places is None else places
 
@@ -175,18 +177,28 @@ class HardwareGroup(CaseGroup):
         """A subset of the cases, in this order."""
         columns = {name: values[places] for name, values in self.columns.items()}
         alone = None if self._alone is None else self._alone.at(places)
-        return HardwareGroup(self.first, self.seconds.at(places), columns, self._make, self.places[places], alone=alone)
+        tokens = None if self.tokens is None else self.tokens[places]
+        found = HardwareGroup(
+            self.first, self.seconds.at(places), columns, self._make, self.places[places], tokens=tokens, alone=alone
+        )  # fmt: skip
+        found._of_lengths = self._of_lengths
+        return found
 
     def numbers(self, name: str) -> NDArray[Any] | None:
-        """Values of a column; None if all cases have the same."""
-        return self.columns.get(name)
+        """Values of a column, or of `tokens`; None if all cases have the same."""
+        return self.tokens if name == "tokens" else self.columns.get(name)
 
     def on_one_device(self) -> OneDevice:
         """Plain decoding of each case on one device; shapes (cases,) or ()."""
         error = self.columns.get("one_device_error", np.asarray(0.0))
         if self._alone is None:
             return OneDevice(np.asarray(np.nan), self.columns["seconds_error"], error)
-        time = self.first.parameters.plain_time(self.first.settings.tokens, self._alone.joined())
+        if self.tokens is None:
+            time = self.first.parameters.plain_time(self.first.settings.tokens, self._alone.joined())
+        else:
+            from model.costs import many_seconds
+
+            time = many_seconds.plain_times_of(self._alone, self.tokens)
         return OneDevice(np.where(np.isnan(error), np.nan, time), self.columns["seconds_error"], error)
 
     def costs_of(self, which: str) -> Sequence[StepCosts]:
@@ -201,7 +213,7 @@ class HardwareGroup(CaseGroup):
 
     def distinct_costs(self, which: str) -> tuple[Sequence[StepCosts], Index]:
         """As `costs_of`, but equal costs of as many tokens once where they are known as such, and the index of each case's."""
-        if which == "passes":  # without the overheads in which they differ
+        if which == "passes" and self.tokens is None:  # without the overheads in which they differ
             return self.seconds.passes_only().unique()
         return self.costs_of(which), np.arange(self.size)
 

@@ -111,14 +111,17 @@ def _cost_columns(points: PointBlock) -> pl.DataFrame:
     which = np.empty(used.size, dtype=np.intp)
     numbers: dict[str, list[tuple[slice, NDArray[Any]]]] = {}
     for group, part, places in points.segments:
-        ratios = point_columns.ratios(group.first)
-        rest, each = group.distinct(point_columns.of_costs_but_ratios, places)
+        ratios, plain = point_columns.ratios(group.first), point_columns.plain_work(group.first)
+        rest, each = group.distinct(point_columns.of_costs_but_numbers, places)
         which[part] = len(rows) + each
-        rows += [ratios | each for each in rest]
+        rows += [ratios | plain | each for each in rest]
         for name in (*ratios, *point_columns.ON_HARDWARE):
             values = group.numbers(name)
             if values is not None:
                 numbers.setdefault(name, []).append((part, values[places]))
+        if group.tokens is not None:
+            for name, values in point_columns.plain_work(group.first.with_tokens(group.tokens[places])).items():
+                numbers.setdefault(name, []).append((part, values))
     return _with_numbers(_gathered(rows, which[index]), numbers, used.size, index)
 
 

@@ -280,17 +280,22 @@ def _cases(
     costs = {axis: name for axis, name in axes.items() if axis != tokens}
     taken = np.ones(points.shape[1] - 1, dtype=np.bool_)
     lengths = None if tokens is None else _lengths(grid, first, tokens, points, taken)
-    if tokens is not None and lengths is None:
-        taken &= points[tokens, 1:] == points[tokens, 0]
-    varied = _costs(grid, first, points[:, np.concatenate([[True], taken])], costs, shared) if costs else None
-    if varied is None and lengths is None:
+    several = None
+    if lengths is not None and first.hardware is not None:
+        several = _costs(grid, first, points[:, np.concatenate([[True], taken])], costs, shared, lengths[taken])
+        lengths = None  # the group has them
+    if several is None:
+        if tokens is not None and lengths is None:
+            taken = points[tokens, 1:] == points[tokens, 0]
+        several = _costs(grid, first, points[:, np.concatenate([[True], taken])], costs, shared) if costs else None
+    if several is None and lengths is None:
         return None
-    if varied is None:
+    if several is None:
         for axis in costs:
             taken &= points[axis, 1:] == points[axis, 0]
         assert lengths is not None
         return CaseGroup(first, tokens=lengths[taken]), taken
-    group, valid = varied
+    group, valid = several
     places = np.flatnonzero(taken)[valid]
     taken[:] = False
     taken[places] = True
@@ -318,13 +323,17 @@ def _fits(case: Case, tokens: int) -> bool:
 
 
 def _costs(
-    grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str], shared: dict[Any, VariedCosts]
-) -> tuple[CaseGroup, NDArray[np.bool_]] | None:
-    """Cases at points, as `_cases`, which differ in numbers of their costs only; None if these must be resolved one by one."""
+    grid: Grid, first: Case, points: NDArray[np.intp], axes: Mapping[int, str], shared: dict[Any, VariedCosts],
+    lengths: NDArray[np.int64] | None = None,
+) -> tuple[CaseGroup, NDArray[np.bool_]] | None:  # fmt: skip
+    """Cases at points, as `_cases`, which differ in numbers of their costs only; None if these must be resolved one by one.
+
+    On hardware they may also differ in their tokens, `lengths`.
+    """
     tables, method = grid.tables_at(points[:, 0].tolist()), int(points[0, 0])
     numbers, valid = {}, np.ones(points.shape[1] - 1, dtype=np.bool_)
     own = scenario_file.method_tables(tables)[method].get("cost")
-    if own is not None and "cost" in grid.base and scenario_file.cost_of(tables, {"cost": own}) is own:
+    if lengths is None and own is not None and "cost" in grid.base and scenario_file.cost_of(tables, {"cost": own}) is own:
         # The axes are of other methods.
         return CaseGroup(first, size=valid.size), valid
     for axis, name in axes.items():
@@ -338,7 +347,7 @@ def _costs(
         def make(place: int) -> Case:
             return grid.choice(points[:, 1 + place].tolist())
 
-        return hardware_axes.varied(first, tables, method, numbers, make, grid.record, shared)
+        return hardware_axes.varied(first, tables, method, numbers, lengths, valid.size, make, grid.record, shared)
     record = first.varies_with(tables, method, axes.values(), grid.record)
     if record is None or not isinstance(first.cost, UnitCost):
         return None

@@ -80,7 +80,7 @@ def varied_rates(outcomes: Mapping[str, VariedOutcomes]) -> dict[str, Floats]:
 
 def of_costs(case: Case) -> Row:
     """Costs of a point, units of its cluster, and the reason if it has no estimates."""
-    return ratios(case) | of_costs_but_ratios(case)
+    return ratios(case) | plain_work(case) | of_costs_but_numbers(case)
 
 
 def ratios(case: Case) -> Row:
@@ -88,15 +88,14 @@ def ratios(case: Case) -> Row:
     return {RATIOS[role]: case.parameters.draft_costs(case.cost).ratio(role) for role in case.parameters.roles}
 
 
-def of_costs_but_ratios(case: Case) -> Row:
-    """`of_costs` without `ratios`."""
+def of_costs_but_numbers(case: Case) -> Row:
+    """`of_costs` without `ratios` and `plain_work`."""
     row: Row = {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.exact}
     row |= {"no_value_because": case.contention} if case.contended else {}
     if (why := time_breakdown.missing_because(case)) is not None:
         row["no_time_parts_because"] = why
     if case.parameters.counts_layers and case.parameters.static_batches:
         row["occupancy"] = _occupancy(case)
-    row |= _plain_work(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     if case.hardware is not None:
         row |= {"in_seconds": True, "seconds_error": case.hardware.error, "tensor_parallel": case.tensor_parallel}
@@ -113,8 +112,8 @@ def _occupancy(case: Case) -> float:
     return each_step * case.full_batch / case.parameters.sequences
 
 
-def _plain_work(case: Case) -> Row:
-    """Work per token of plain decoding the same tokens in the same batches."""
+def plain_work(case: Case) -> Row:
+    """Work per token of plain decoding the same tokens in the same batches; arrays for an array of tokens."""
     if not case.shapes:
         return {}
     plain = case.parameters.plain_work(case.settings.tokens)
@@ -123,7 +122,7 @@ def _plain_work(case: Case) -> Row:
 
 
 ON_HARDWARE = ("seconds_error", "prompt_s", "prompt_tokens", "memory_share")
-"""Columns of `of_costs_but_ratios` that may differ between cases on hardware that are resolved together."""
+"""Columns of `of_costs_but_numbers` that may differ between cases on hardware that are resolved together."""
 
 
 def axes_of_costs(case: Case) -> set[str]:

@@ -82,6 +82,21 @@ GRIDS = {
         2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100,
         {**DRAFTED, "outcomes.acceptance_rate": MANY_RATES, "cost.prompt": [128, 512, 1024, 2048, 4096]},
     ),
+    "profile-lengths": FormulaGrid(
+        2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100,
+        {
+            "scenario.tokens": {"from": 64, "to": 563, "count": 500}, "method.draft_length": [2, 4, 6, 8],
+            "cost.prompt": [128, 512, 1024, 2048, 4096],
+        },
+    ),
+    "profile-tree": FormulaGrid(
+        2e4, {"name": "tree", "layers": 32, "shape": "eagle-2", "draft_depth": 3, "width": 8, "nodes": 16, "rank_rates": RANKS},
+        {"kind": "by-depth", "rank_rates": RANKS}, H100,
+        {
+            "method.draft_depth": [1, 2, 3, 4, 5], "method.nodes": [8, 16, 32],
+            "cost.prompt": {"from": 128, "to": 4108, "count": 200},
+        },
+    ),
     "prompts": FormulaGrid(
         2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100,
         {"cost.prompt": {"from": 128, "to": 5127, "count": 5000}},
@@ -142,7 +157,7 @@ def points_per_second(tables: Tables) -> float:
 
 
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
-    """One grid for each kind of closed form, and long single axes of tokens and on a profile; else 128 tokens."""
+    """Grids of each kind of closed form, and long single axes of tokens and on a profile; else 128 tokens."""
 
     def of(name: str, target: float) -> Benchmark:
         tables = scenario(name, tiny=tiny)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibrate.decoders import kv_rows
 from calibrate.decoders.kv_rows import KvRows, LayerRows, RowsWritten, WritePositions, join_rows
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real
@@ -401,9 +402,15 @@ def both(rows: LayerRows, sequence: int = 0, length: int | None = None) -> list[
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["write", "write", "copy", "cut", "keep", "fix"]), st.integers(0, 9), st.integers(0, 90)),
-                max_size=14))  # fmt: skip
-def test_copies_stay_separate_for_any_order_of_writes(steps: list[tuple[str, int, int]]) -> None:
-    """Each copy is compared with a list. A new buffer has spare capacity for half of its rows, and at least 64."""
+                max_size=14), st.sampled_from([kv_rows.LARGE, 600, 0]))  # fmt: skip
+def test_copies_stay_separate_for_any_order_of_writes(steps: list[tuple[str, int, int]], large: int) -> None:
+    """Each copy is compared with a list. A new buffer has room for half of its rows more, and at least 64; a large one for two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_rows, "LARGE", large)
+        _require_separate_copies(steps, large)
+
+
+def _require_separate_copies(steps: list[tuple[str, int, int]], large: int) -> None:
     mine: list[LayerRows] = [LayerRows()]
     lists: list[list[float]] = [[]]
     for number, (what, which, size) in enumerate(steps):
@@ -417,7 +424,8 @@ def test_copies_stay_separate_for_any_order_of_writes(steps: list[tuple[str, int
             assert found[0][0, 0, :, 0].tolist() == known
             assert rows.keys is not None
             if rows.keys is not before:
-                assert rows.keys.shape[2] == len(known) + max(len(known) // 2, 64)
+                room = max(len(known) // 2, 64)
+                assert rows.keys.shape[2] == len(known) + (room if 4 * (len(known) + room) <= large else 2)
                 assert (rows.fixed, rows.shared_rows, rows.initialized) == (False, 0, False)
         elif what == "copy":
             mine.append(rows.copy())

@@ -18,17 +18,19 @@ from model.costs.many_seconds import VariedSeconds
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.devices import device
 from model.hardware.roofline import Roofline
-from model.methods import registry
+from model.methods import prediction, registry, stages
+from model.methods.bild import finite_bild
 from model.methods.bild.threshold_decisions import Independent
+from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.ngram import lookup_rounds
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds.round_laws import Rounds
+from model.methods.rounds.round_laws import MixedRounds, Rounds
 from model.methods.tree import tree_lengths
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups
-from model.outcomes.outcome_laws import ByPosition, Iid
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay
 from model.outcomes.rank_laws import RankRates
 from tests.support.tiers import examples
 
@@ -49,6 +51,10 @@ DEEP_RANKS = [RankRates([[[rate, 0.1]] * 5]) for rate in (0.2, 0.7, 0.9)]
 EXITS = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]))
 EXITS_OF_THREE = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]), 3)
 BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
+RECORDED = Replay(np.random.default_rng(1).random((3, LONGEST)) < 0.6)
+CHANCES = RecordedProbabilities(np.random.default_rng(2).random((3, LONGEST)))
+MATCHES = [*RATES, Markov(0.6, 0.3), Markov(0.5, -1.0), BY_POSITION, RECORDED, CHANCES]
+MIXTURES = [MixedRounds([Rounds([0.9, 0.5]), Rounds([0.3, 0.1])], weights) for weights in ((0.5, 0.5), (0.9, 0.1))]
 CASES = {
     "no drafts": Decodings("speculative", {"draft_length": 0}, RATES),
     "speculative": Decodings("speculative", {"draft_length": 4}, [*RATES, Rounds([0.9, 0.5, 0.2, 0.1])]),
@@ -57,10 +63,19 @@ CASES = {
     "draft head": Decodings("speculative", {"draft_length": 3, "drafter": "heads"}, RATES),
     "parallel draft": Decodings("speculative", {"draft_length": 4, "drafter": "parallel"}, RATES),
     "separate units": Decodings("speculative", {"draft_length": 3, "placement": "separate"}, RATES),
+    "mixtures": Decodings("speculative", {"draft_length": 2}, [*MIXTURES, Iid(0.5), BY_POSITION]),
+    "mixtures with a parallel draft": Decodings("speculative", {"draft_length": 2, "drafter": "parallel"}, MIXTURES),
     "rates by position": Decodings("speculative", {"draft_length": 3}, [Iid(0.5), BY_POSITION]),
+    "drafts with a budget": Decodings("speculative", {"draft_length": 3, "context_budget": 20}, RATES),
+    "draft heads, kept full": Decodings("speculative", {"draft_length": 2, "drafter": "heads", "sequences": 4}, RATES),
     "self-speculative": Decodings("self_speculative", {"exit_layer": 4, "draft_length": 3}, RATES),
+    "self-speculative, all layers again": Decodings(
+        "self_speculative", {"exit_layer": 4, "draft_length": 5, "reuse": False}, [*RATES, BY_POSITION],
+    ),
     "bild": Decodings("bild", {"max_draft_length": 3}, DECISIONS),
     "bild, code": Decodings("bild", {"max_draft_length": 7, "variant": "code"}, DECISIONS),
+    "bild, first layers": Decodings("bild", {"exit_layer": 3, "max_draft_length": 4}, DECISIONS),
+    "bild, separate units": Decodings("bild", {"max_draft_length": 1, "placement": "separate"}, DECISIONS),
     "bild by position": Decodings("bild", {"max_draft_length": 2}, [*DECISIONS, Independent([0.2] * LONGEST, [0.1] * LONGEST)]),
     "tree": Decodings("tree", {"shape": "full", "draft_depth": 2, "width": 2, "placement": "separate"}, RANKS),
     "tree of one level": Decodings("tree", {"shape": "full", "draft_depth": 1, "width": 2, "placement": "separate"}, RANKS),
@@ -94,7 +109,9 @@ CASES = {
         [Lookups([0.3, 0.2], [1, 5], [[rate], [rate, 0.4, 0.3, 0.3, 0.1]]) for rate in (0.5, 0.9)]
         + [Lookups([0.5], [6], [[0.6] * 6]), ReplayedLookups([[2, 0, 3, 1] * 10], [[1, 0, 3, 0] * 10])],
     ),
-    "ppd": Decodings("ppd", {"exit_layer": 5, "candidates": 2}, RATES),
+    "ppd": Decodings("ppd", {"exit_layer": 5, "candidates": 2}, MATCHES),
+    "ppd, eager": Decodings("ppd", {"exit_layer": 5, "candidates": 2, "form": "eager"}, MATCHES),
+    "ppd, flat": Decodings("ppd", {"exit_layer": 3, "candidates": 2, "form": "flat"}, MATCHES),
     "skipdecode": Decodings("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 3, "sequence_length": 50}, [None]),
     "skipdecode, decaying prompt": Decodings(
         "skipdecode",
@@ -102,6 +119,7 @@ CASES = {
     ),
     "early exit at a layer": Decodings("early_exit", {"exit_layer": 5}, [None]),
     "early exit": Decodings("early_exit", {}, [EXITS, Depths(exit_pmf([0.0] * 7 + [1.0]))]),
+    "early exit by position": Decodings("early_exit", {}, [EXITS, Depths([[0.25] * 4 + [0.0] * 4, *[[0.125] * 8] * LONGEST])]),
     "early exit of static batches": Decodings("early_exit", {"sequences": 3, "batching": "static"}, [EXITS_OF_THREE]),
     "skipdecode of static batches": Decodings(
         "skipdecode",
@@ -139,14 +157,76 @@ def test_each_length_on_hardware_is_predicted_as_alone(name: str, data: st.DataO
     case = CASES[name]
     parameters = registry.parameters(case.method)(layers=8, **case.parameters)
     lengths = np.array([1, *data.draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=8))], dtype=np.int64)
-    numbers = {"prompt": np.array(data.draw(st.lists(st.sampled_from([0, 700, 9000]), min_size=lengths.size, max_size=lengths.size)))}
+
+    def one_of_each(values: list[Any]) -> NDArray[Any]:
+        return np.array(data.draw(st.lists(st.sampled_from(values), min_size=lengths.size, max_size=lengths.size)))
+
+    numbers = {"prompt": one_of_each([0, 700, 9000])}
     if data.draw(st.booleans()):
-        numbers["link"] = np.array(data.draw(st.lists(st.sampled_from([0.0, 1e-3]), min_size=lengths.size, max_size=lengths.size)))
+        numbers["link"] = one_of_each([0.0, 1e-3])
     end = data.draw(st.sampled_from([0.0, 1.0, -1.0]))
     costs = VariedSeconds(replace(HARDWARE, uncertainty_end=end), lengths.size, {**numbers, "middle": lengths // 2})
     places = st.tuples(st.integers(0, lengths.size - 1), st.integers(0, len(case.laws) - 1))
     pairs = np.array([(0, 0), (1, 0), *data.draw(st.lists(places, max_size=12))], dtype=np.intp)
     _require_alike(case, ChoiceGroup(parameters, lengths, costs), pairs, 1e-11)
+
+
+@pytest.mark.parametrize("form", ["literal", "flat"])
+@pytest.mark.parametrize("on_hardware", [False, True])
+def test_a_law_need_not_reach_further_than_its_decodings(form: str, on_hardware: bool) -> None:
+    """Rates of 5 positions suffice for 6 tokens, also where other decodings are longer."""
+    exit_layer = 5 if form == "literal" else 3
+    case = Decodings("ppd", {"exit_layer": exit_layer, "candidates": 2, "form": form}, [*MATCHES, ByPosition([0.5] * 5)])
+    lengths = np.array([6, LONGEST, 2])
+    costs: Any = VariedSeconds(HARDWARE, 3, {"prompt": np.array([0, 700, 700])}) if on_hardware else [replace(COST, link=1.0)] * 3
+    group = ChoiceGroup(registry.parameters("ppd")(layers=8, **case.parameters), lengths, costs)
+    short = len(MATCHES)
+    _require_alike(case, group, np.array([(0, short), (2, short), *((1, law) for law in range(short))]), 1e-11)
+
+
+def test_blocks_of_columns_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variance of stages that depend on one another is computed for some pairs of laws and costs at a time."""
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "_COLUMNS", 2)
+        patch.setattr(stages, "_CHANCES", 30)  # two laws
+        patch.setattr(prediction, "_CELLS", 150)
+        parts = _of_some_lengths("ppd, flat")
+    _require_close(parts, _of_some_lengths("ppd, flat"))
+
+
+def test_blocks_of_early_exit_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of laws and costs are evaluated in parts."""
+    with monkeypatch.context() as patch:
+        patch.setattr(finite_early_exit, "_CELLS", 2 * 13 * 8)  # two pairs
+        parts = _of_some_lengths("early exit")
+    _require_close(parts, _of_some_lengths("early exit"))
+
+
+def test_blocks_of_segments_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(finite_bild, "_COUNTS", 200)  # one law
+        patch.setattr(finite_bild, "_CELLS", 2 * 13 * 8)  # two pairs
+        parts = _of_some_lengths("bild, code")
+    _require_close(parts, _of_some_lengths("bild, code"))
+
+
+def _of_some_lengths(name: str) -> Prediction:
+    """All laws of a case, at several lengths and prompts."""
+    case, lengths = CASES[name], np.array([7, 1, 9, 4, 4, 13])
+    group = ChoiceGroup(
+        registry.parameters(case.method)(layers=8, **case.parameters), lengths,
+        VariedSeconds(HARDWARE, lengths.size, {"prompt": np.array([0, 700, 700, 0, 9000, 700])}),
+    )
+    choice, law = (each.ravel() for each in np.meshgrid(np.arange(lengths.size), np.arange(len(case.laws))))
+    few = (law < 5) | (lengths[choice] < 8)  # the last of many laws are of shorter decodings
+    return registry.method(case.method).predict_points(PredictionPoints(GroupedChoices([group]), case.laws, choice[few], law[few]))
+
+
+def _require_close(found: Prediction, expected: Prediction) -> None:
+    for column, values in vars(expected).items():
+        if values is not None:
+            least = 1e-11 * float(np.max(expected.latency)) ** 2 if column == "latency_variance" else 0.0
+            np.testing.assert_allclose(getattr(found, column), values, rtol=1e-12, atol=least, err_msg=column)
 
 
 def _require_alike(case: Decodings, group: ChoiceGroup[Any], pairs: NDArray[np.intp], tolerance: float) -> None:

@@ -59,6 +59,13 @@ REPLAYED = {
 }  # fmt: skip
 
 
+@given(st.sampled_from([*LAWS.values(), *REPLAYED.values()]), st.sets(st.integers(0, 5), min_size=1))
+def test_distributions_of_several_numbers_of_positions_are_those_of_each(law: Law, positions: set[int]) -> None:
+    rising = sorted(positions)
+    for count, mass in zip(rising, law.pmfs(rising), strict=True):
+        assert mass.tolist() == pytest.approx(law.pmf(count).tolist(), rel=1e-13, abs=1e-300)
+
+
 @pytest.mark.parametrize("name", [*LAWS, *REPLAYED])
 @pytest.mark.parametrize("positions", [0, 1, 2, 5])
 def test_moments_equal_those_of_the_distribution(name: str, positions: int) -> None:

@@ -18,16 +18,19 @@ from model.base.checks import ParameterError
 from model.costs import many_costs
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
+from model.interpret.account import Account
+from model.methods import registry
 from model.methods.rounds import round_moments, timed_starts
 from model.methods.rounds.prices_of_rounds import (
     ReadingTimes,
+    RoundCells,
     RoundPrices,
     drafted_by_start,
     operations_of,
     prices_by_start,
     round_prices,
 )
-from model.methods.rounds.round_laws import ReplayRounds, Rounds
+from model.methods.rounds.round_laws import MixedRounds, ReplayRounds, Rounds
 from model.methods.rounds.round_moments import RoundChoice, moments, moments_of_many, moments_of_points
 from model.methods.rounds.round_starts import RoundDecoding, starts, starts_of_laws
 from model.methods.rounds.round_walks import Tally, fixed
@@ -38,6 +41,7 @@ from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 from tests.support.position_costs import growing
 
 FLAT = RoundPrices(*np.ones((3, 9)))
+EASY, HARD = Rounds([0.9, 0.8, 0.7, 0.7]), Rounds([0.9, 0.3, 0.2, 0.0])
 Floats = NDArray[np.float64]
 
 
@@ -513,6 +517,61 @@ def test_timed_starts_are_those_of_all_paths(by_accepted: bool, longest: int, to
         assert timed.square(times, law, price) == pytest.approx(one, rel=1e-12)
 
 
+@pytest.mark.parametrize("by_accepted", [False, True])
+@given(
+    st.integers(0, 4), st.sets(st.integers(1, 12), min_size=1, max_size=5), st.booleans(), st.sampled_from([1, 2, 500]),
+    st.integers(0, 2**32),
+)  # fmt: skip
+def test_timed_starts_of_lengths_are_those_of_each(
+    by_accepted: bool, longest: int, tokens: set[int], cut: bool, block: int, seed: int
+) -> None:
+    """Also in blocks of pairs and of points."""
+    random, lengths = np.random.default_rng(seed), np.array(sorted(tokens))
+    survival = np.cumprod(random.uniform(0, 1, (3, longest)), axis=1)
+    prices = random.uniform(0.5, 2, (2, 2, lengths[-1], longest + 1))  # by start and drafted tokens
+    more = random.uniform(0, 1, (2, lengths[-1], longest + 1, longest + 1))
+    law, price, length = (random.integers(0, size, 20) for size in (3, 2, lengths.size))
+
+    def figures(of: Any, law: Any, price: Any, length: Any) -> list[Any]:
+        timed = RoundStarts.of(longest, of, survival, cut=cut, by_accepted=by_accepted)
+        cells = timed.cells
+        reading = more[:, cells.start, cells.drafted] if by_accepted else None
+        times = timed.times(prices[..., cells.start, cells.drafted], reading)
+        counts, which = timed.counts(law, length)
+        return [timed.mean(times, law, price, length), timed.square(times, law, price, length), *counts[:, which]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timed_starts, "_TOGETHER", block)
+        patch.setattr(timed_starts, "_POINTS", block)
+        together = np.array(figures(lengths, law, price, length))
+    for number, each in ((number, int(lengths[number])) for number in np.unique(length)):
+        mine = length == number
+        alone = figures(each, law[mine], price[mine], np.zeros_like(law[mine]))
+        np.testing.assert_allclose(together[:, mine], alone, rtol=1e-11, atol=1e-13)
+
+
+@given(st.integers(0, 4), st.sets(st.integers(1, 9), min_size=1, max_size=4), st.booleans(), st.integers(0, 2**32))
+def test_moments_of_lengths_by_cell_are_those_of_each(longest: int, tokens: set[int], cut: bool, seed: int) -> None:
+    """With prices by cell; without a variance where only means are asked."""
+    random, lengths = np.random.default_rng(seed), np.array(sorted(tokens))
+    time, busy = random.uniform(0.5, 2, (2, 3, 2, lengths[-1], longest + 1))
+    operations, laws = random.uniform(1, 2, (3, longest + 1)), [Iid(0.6), MixedRounds([EASY, HARD], [1, 2]), HARD]
+    law, price, length = (random.integers(0, size, 12) for size in (3, 3, lengths.size))
+    means = random.uniform(size=12) < 0.5
+
+    def found(of: Any, mine: Any, own: Any) -> Any:
+        cells = RoundCells.of(longest, of, cut)
+        prices = RoundPrices(*(each[..., cells.start, cells.drafted] for each in (time, busy)), operations)
+        pairs = law[mine], price[mine], means[mine], own
+        return round_moments.moments_of_pairs(longest, of, cut, laws, prices, None, *pairs)
+
+    whole = np.array(found(lengths, np.arange(12), length))
+    assert (np.isnan(whole[1]) == means).all()
+    for number, each in ((number, int(lengths[number])) for number in np.unique(length)):
+        mine = np.flatnonzero(length == number)
+        np.testing.assert_allclose(whole[:, mine], np.array(found(each, mine, None)), rtol=1e-11, atol=1e-11)
+
+
 @given(st.integers(0, 4), st.integers(1, 12), st.lists(st.floats(0, 1), min_size=1, max_size=3))
 def test_starts_of_laws_are_those_of_chains(longest: int, tokens: int, rates: list[float]) -> None:
     """With one rate at every position, also those after a completely accepted draft."""
@@ -521,3 +580,25 @@ def test_starts_of_laws_are_those_of_chains(longest: int, tokens: int, rates: li
         alone = starts(longest, tokens, ByPosition([rate] * tokens))
         for one, other in zip(found, alone, strict=True):
             np.testing.assert_allclose(one[:, index], other, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("method", "table", "expected"),
+    [("speculative", {}, 3.5 + 3.5 + 1), ("self_speculative", {"exit_layer": 4}, 3 + 3 + 1),
+     ("self_speculative", {"exit_layer": 4, "reuse": False}, 4 + 4 + 1)],
+)  # fmt: skip
+def test_predicted_operations_are_those_of_the_rounds(method: str, table: dict[str, Any], expected: float) -> None:
+    """Drafts of two tokens are all accepted: of 7 tokens, two rounds draft two and one drafts none."""
+    parameters = registry.parameters(method)(layers=8, draft_length=2, **table)
+    cost = UnitCost(8, cost_ratio=0.1, operations_ratio=0.25)
+    assert float(registry.method(method).predict(parameters, 7, Iid(1.0), cost).operations) == pytest.approx(expected)
+    counted = registry.method(method).operations
+    assert counted is not None
+    assert counted(parameters, cost, {(2, 2): 2, (0, 0): 1}, Account()) == pytest.approx(expected)
+
+
+def test_operations_of_an_unknown_draft_matter_where_it_drafts() -> None:
+    parameters, cost = registry.parameters("speculative")(layers=8, draft_length=2), UnitCost(8, cost_ratio=0.1)
+    predict = registry.method("speculative").predict
+    assert float(predict(parameters, 1, Iid(0.5), cost).operations) == 1
+    assert np.isnan(predict(parameters, 2, Iid(0.5), cost).operations)

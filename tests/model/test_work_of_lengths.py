@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.costs.layer_times import UnitCost
+from model.interpret.account import Totals
 from model.methods import registry
+from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.ngram import theory as ngram_theory
 from model.methods.ppd import theory
+from model.methods.rounds.round_laws import Rounds
+from model.methods.speculative import theory as speculative
 from model.methods.tree import theory as tree_theory
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
@@ -19,6 +23,7 @@ from model.outcomes.rank_laws import RankRates
 from tests.support.tiers import examples
 
 LAYERS = 12
+NOTHING = Totals(*[0.0] * len(Totals._fields))
 RECORDED = Replay(np.array([[1, 0, 1, 1] * 10, [0, 1, 1, 0] * 10]))
 MATCHES = [Iid(0.0), Iid(0.3), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9] * 20), RECORDED]
 DEPTHS = [None, *(Depths(np.roll([0.5, 0.2, 0.2, 0.1, *[0.0] * (LAYERS - 4)], by)) for by in (0, 3, LAYERS - 1))]
@@ -27,7 +32,14 @@ CLASSES = [RankRates([[[rate, 0.2]] * 3, [[0.2, 0.1], [0.1, 0.0], [0.9, 0.1]]], 
 BY_SEQUENCE = [RankRates(law.rates, weights, by_sequence=True) for law, weights in zip(CLASSES, ([1, 0], [0.2, 0.8]), strict=True)]
 GROWING = {"shape": "eagle-2", "draft_depth": 3, "width": 2, "nodes": 4, "rank_rates": (((0.5, 0.3),) * 3, ((0.3, 0.2),) * 3)}
 LOOKUPS = [Lookups.of_rates(hits, 0.6, 4) for hits in (0.0, 0.4, (0.2, 0.7), 1.0)]
+DECISIONS = [Independent(0.0, 0.0), Independent(0.2, 0.1), Independent(1.0, 0.0), Independent(0.3, 1.0)]
+ACCEPTANCE = [Iid(0.0), Iid(0.6), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9] * 20), Rounds([0.9, 0.5, 0.5, 0.1, 0.0])]
+INDEPENDENT = [Iid(0.0), Iid(0.3), Rounds([0.9, 0.5, 0.5, 0.1, 0.0]), Iid(1.0)]
 EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
+    ("autoregressive", {}, [None, None]),
+    ("bild", {"draft_layers": 3, "max_draft_length": 3}, DECISIONS),
+    ("bild", {"draft_layers": 3, "max_draft_length": 5, "variant": "code", "placement": "separate"}, DECISIONS),
+    ("bild", {"exit_layer": 4, "max_draft_length": 2}, DECISIONS),
     ("ppd", {"exit_layer": 6, "candidates": 3}, MATCHES),
     ("ppd", {"exit_layer": 12, "candidates": 2, "batched": True}, MATCHES),
     ("ppd", {"exit_layer": 8, "candidates": 1, "form": "flat"}, MATCHES),
@@ -35,6 +47,15 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("early_exit", {"measure": "state", "first_check": 2}, DEPTHS),
     ("early_exit", {"exit_layer": 5}, [None]),
     ("skipdecode", {"prompt": 4, "sequence_length": 50, "min_layers": 2, "max_layers": 12}, [None, None]),
+    ("speculative", {"draft_length": 0}, ACCEPTANCE),
+    ("speculative", {"draft_length": 3, "draft_layers": 2}, ACCEPTANCE),
+    ("speculative", {"draft_length": 5, "context_budget": 4}, INDEPENDENT),
+    ("speculative", {"draft_length": 4, "sequences": 4}, ACCEPTANCE),
+    ("speculative", {"draft_length": 3, "drafter": "heads"}, ACCEPTANCE),
+    ("speculative", {"draft_length": 2, "drafter": "heads", "sequences": 2}, INDEPENDENT),
+    ("speculative", {"draft_length": 5, "drafter": "parallel"}, INDEPENDENT),
+    ("self_speculative", {"exit_layer": 4, "draft_length": 3}, ACCEPTANCE),
+    ("self_speculative", {"exit_layer": 4, "draft_length": 5, "reuse": False}, INDEPENDENT),
     ("skipdecode", {"prompt": 1, "sequence_length": 41, "min_layers": 5, "max_layers": 5, "warm_up": 2}, [None]),
     ("tree", {"shape": "full", "draft_depth": 2, "width": 2}, RANKS),
     ("tree", {"shape": "full", "draft_depth": 3, "width": 2, "context_budget": 5}, [*RANKS, RANKS[0]]),
@@ -59,13 +80,34 @@ def test_lengths_together_are_lengths_alone(example: tuple[str, dict[str, Any], 
     together = method.work_of_lengths(parameters, rising, laws)
     for place, law in enumerate(laws):
         for number, tokens in enumerate(rising.tolist()):
-            found, alone = together.at((place, number)), method.expected_work(parameters, tokens, law, UnitCost(LAYERS))
+            found, alone = together.at((place, number)), method.expected_work(parameters, tokens, _listed(law), UnitCost(LAYERS))
             assert alone is not None
             assert found.adoptions == pytest.approx(alone.adoptions, rel=1e-12, abs=1e-12)
             assert found.adopted_rows == pytest.approx(alone.adopted_rows, rel=1e-12, abs=1e-12)
-            assert {*alone.by_model} <= {*found.by_model} <= {"target", "draft"}
-            for model, totals in found.by_model.items():
-                assert [*totals] == pytest.approx([*alone.by_model.get(model, np.zeros(len(totals)))], rel=1e-12, abs=1e-10)
+            assert ([*found.by_model], [*alone.by_model]) == (_roles(parameters, int(rising[-1])), _roles(parameters, tokens))
+            for role, totals in found.by_model.items():
+                assert [*totals] == pytest.approx([*alone.by_model.get(role, NOTHING)], rel=1e-12, abs=1e-12)
+
+
+def _roles(parameters: Any, tokens: int) -> list[str]:
+    """Models that make passes: a single token needs no draft, unless drafts are not cut."""
+    drafts = parameters.roles and parameters.longest_draft and (tokens > 1 or not getattr(parameters, "cut", True))
+    return ["target", "draft"] if drafts else ["target"]
+
+
+def test_a_single_token_has_no_draft() -> None:
+    bild = registry.method("bild")
+    assert bild.work_of_lengths is not None
+    assert bild.work is not None
+    for parameters in (bild.kind(layers=LAYERS, draft_layers=3), bild.kind(layers=LAYERS, exit_layer=4)):
+        for work in (bild.work_of_lengths(parameters, np.array([1]), DECISIONS), bild.work(parameters, 1, DECISIONS[1])):
+            assert work is not None
+            assert [*work.by_model] == ["target"]
+
+
+def _listed(law: Any) -> Any:
+    """Decisions with rates by position, of which each number of tokens is counted position by position; other laws as they are."""
+    return Independent([law.fallback_rate] * 40, [law.rollback_rate] * 40) if isinstance(law, Independent) else law
 
 
 def test_positions_that_differ_have_no_lengths_together() -> None:
@@ -74,6 +116,10 @@ def test_positions_that_differ_have_no_lengths_together() -> None:
     assert method.work_of_lengths is not None
     assert method.work_of_lengths(method.kind(layers=LAYERS), np.array([2, 5]), [*DEPTHS, by_position]) is None
     assert method.work_of_lengths(method.kind(layers=LAYERS, fill="backfill"), np.array([2, 5]), DEPTHS) is None
+    bild = registry.method("bild")
+    assert bild.work_of_lengths is not None
+    changing = Independent([0.2] * 40, [0.1] * 40)
+    assert bild.work_of_lengths(bild.kind(layers=LAYERS), np.array([2, 5]), [*DECISIONS, changing]) is None
     nested = registry.method("ppd").kind(layers=LAYERS, exit_layer=3, candidates=2, form="nested")
     assert theory.work_of_lengths(nested, np.array([2, 5]), MATCHES) is None
 
@@ -99,6 +145,23 @@ def test_records_of_lookups_have_no_work() -> None:
     assert method.work_of_lengths is not None
     assert method.work_of_lengths(parameters, np.array([1, 2]), [*LOOKUPS, records]) is None
     assert method.work_of_lengths(parameters, np.array([1, 2]), [LOOKUPS[0], Lookups.of_rates(0.5, 0.5, 3)]) is None
+def test_records_have_no_lengths_together() -> None:
+    for name, table in (("speculative", {}), ("self_speculative", {"exit_layer": 4})):
+        method = registry.method(name)
+        assert method.work_of_lengths is not None
+        parameters = method.kind(layers=LAYERS, draft_length=2, **table)
+        assert method.work_of_lengths(parameters, np.array([2, 5]), [*ACCEPTANCE, RECORDED]) is None
+
+
+def test_rounds_of_several_lengths_are_counted_by_their_passes() -> None:
+    """Drafts of two tokens, cut to one and to none at the end, are all accepted: rounds start at 0, 3, 6."""
+    parameters = registry.method("speculative").kind(layers=LAYERS, draft_length=2, draft_layers=3)
+    totals = speculative.work_of_lengths(parameters, np.array([1, 2, 3, 5, 7]), [Iid(1.0)])
+    assert totals is not None
+    assert np.asarray(totals.by_model["target"].heads).tolist() == [[1, 2, 3, 5, 7]]
+    assert np.asarray(totals.by_model["target"].passes).tolist() == [[1, 1, 1, 2, 3]]
+    # The round at 3 also reads the last drafted token of the one before.
+    assert (np.asarray(totals.by_model["draft"].layer_passes) / 3).tolist() == [[0, 1, 2, 2 + 1 + 1, 2 + 2 + 1]]
 
 
 def test_a_sequence_of_several_lengths_is_counted_by_its_passes() -> None:

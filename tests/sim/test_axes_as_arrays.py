@@ -488,6 +488,11 @@ HARDWARE_AXES: dict[str, dict[str, Any]] = {
     "comparisons of states": {"cost.state_check_s": SECONDS},
     "rates and prompts": {"outcomes.acceptance_rate": [0.25, 0.75], "cost.prompt": [9, 700, 64, 128, 256, 32]},
     "two costs": {"cost.prompt": [9, 700, 64], "cost.step_s": [0.0, 0.001, 0.5, 0.25]},
+    "tokens": {"scenario.tokens": LENGTHS},
+    "tokens and prompts": {"scenario.tokens": LENGTHS, "cost.prompt": [9, 400_000, -1, 604_300]},
+    "tokens and engine steps": {"scenario.tokens": LENGTHS, "cost.step_s": [0.0, 0.001, 0.25]},
+    "tokens and links": {"scenario.tokens": LENGTHS, "cost.link_s": [0.0, 0.001, 0.25]},
+    "tokens and rates": {"scenario.tokens": LENGTHS, "outcomes.acceptance_rate": [0.0, 0.75, 1.0]},
 }  # fmt: skip
 
 
@@ -638,6 +643,30 @@ def test_costs_with_another_demand_are_resolved_alone(swept: str, monkeypatch: p
         assert_same(together, frame_of(tables))
     waits = together["no_value_because"].is_not_null()
     assert waits.all() if swept != "cost.link_s" else waits.to_list() == [True, True, True, False, False, True] * 2
+
+
+def test_demand_is_compared_at_each_number_of_tokens() -> None:
+    """One token needs no candidates, so that all links are alike; with more, a slow link leaves a unit free."""
+    tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["ppd"]}
+    tables |= {"cluster": {"units": 2}, "cost": {**H100, "link_s": 1e-5}}
+    tables |= {"sweep": {"scenario.tokens": [1, 2, 3, 4, 5, 6], "cost.link_s": [1e-5, 2e-5, 1.0]}}
+    together = frame_of(tables)
+    with one_by_one():
+        assert_same(together, frame_of(tables))
+    assert 0 < together["no_value_because"].null_count() < together.height
+
+
+def test_tokens_on_hardware_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a method that may wait for units: the demand is that of as many tokens."""
+    right, made = cases.resolve_but_outcomes, []
+    monkeypatch.setattr(cases, "resolve_but_outcomes", lambda *args: made.append(args) or right(*args))
+    swept = {"scenario.tokens": [*range(1, 21)], "cost.prompt": [*range(7)]}
+    for name, groups in {"speculative": 2, "ppd": 1, "skipdecode": 1, "tree": 1}.items():
+        made.clear()
+        tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE[name]}
+        sizes = {"scenario.tokens": [*range(1, 17)]} if name == "skipdecode" else {}
+        found = frame_of(tables | {"sweep": tables.get("sweep", {}) | swept | sizes})
+        assert (found.height, len(made)) == (groups * 7 * (16 if sizes else 20), groups), name
 
 
 def test_prompts_and_steps_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def equal_shares(right: Any, self: Any, levels: Any, weights: Any) -> None:
 def mixed_without_spread(right: Any, parts: Any, weights: Any = None) -> Any:
     """Leave out the variance between levels."""
     found = right(parts, weights)
-    return found._replace(variance=float(np.dot(weights, [each.variance for each in parts])))
+    return found._replace(variance=np.dot(weights, [each.variance for each in parts]))
 
 
 def averaged_survivors(right: Any, self: Any) -> Any:

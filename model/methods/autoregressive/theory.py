@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
@@ -27,7 +29,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: St
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; passes are priced at all costs together."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: 1, together="uniform")
+    return predict_by_decoding(_predict_together, points, lambda parameters: 1, together="always")
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
@@ -48,6 +50,15 @@ def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:
     (400.0, 2200.0)
     """
     return parameters.plain_work(tokens)
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[Law | None]) -> Work:
+    """`work` of several numbers of tokens, which rise; shape (laws, lengths).
+
+    >>> work_of_lengths(Parameters(40), np.array([1, 10]), [None]).by_model["target"].rows_read.tolist()
+    [[40.0, 2200.0]]
+    """
+    return parameters.plain_work(np.broadcast_to(lengths, (len(laws), lengths.size)))
 
 
 # --- Claims -----------------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from model.interpret.account import Totals, Work
 from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions
-from model.methods.prediction import DecodingPoints, linear
+from model.methods.prediction import DecodingPoints, linear, pair_blocks
 from model.methods.rounds import round_moments
-from model.methods.rounds.prices_of_rounds import reread_times, sums_from, times_by_width
+from model.methods.rounds.prices_of_rounds import reread_times, sums_before, sums_from, times_by_width
 from model.methods.rounds.round_walks import Tally
 from model.steps import LayerSpan
 
@@ -336,47 +336,60 @@ def _counted(how: _Counting, fallback: Floats, rollback: Floats) -> SegmentCount
     return SegmentCounts(segment, again, late[:tokens])
 
 
-def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[Independent]) -> SegmentCounts:
+class _SegmentStarts(NamedTuple):
+    """Where segments of laws with constant rates start; the tokens after a position do not matter."""
+
+    ends: _SegmentEnds
+    """Probabilities of a segment whose draft is not cut."""
+    mass: Floats
+    """Probability that a segment starts at each position; shape (positions, laws)."""
+    late: Floats
+    """Probability that one does in which the small model must read two tokens first."""
+
+    @staticmethod
+    def of(parameters: Parameters, tokens: int, laws: Sequence[Independent]) -> _SegmentStarts:
+        """The segments that start at the first `tokens` positions."""
+        longest, code = parameters.longest_draft, parameters.variant == "code"
+        rates = (np.array([float(getattr(law, name)) for law in laws]) for name in ("fallback_rate", "rollback_rate"))
+        ends = _SegmentEnds.of(*(np.repeat(each[None], longest, axis=0) for each in rates))
+        advance, mass = ends.advance(code=code), np.zeros((tokens + longest + 1, len(laws)))
+        mass[0] = 1.0
+        for start in range(tokens):
+            mass[start + 1 : start + 2 + longest] += mass[start] * advance
+        late, mass = np.zeros((tokens + longest + 2, len(laws))), mass[:tokens]
+        _count_late(late, 0, ends, mass, code=code)
+        return _SegmentStarts(ends, mass, late[:tokens])
+
+    def by_draft(self, lengths: NDArray[np.int64], weight: Floats | None = None) -> Floats:
+        """Expected segments of decodings by the tokens that they may draft; shape (longest draft + 1, lengths, laws).
+
+        Only the last segments are cut. `weight` are weights of the positions, 1 by default.
+        """
+        mass = self.mass if weight is None else self.mass * weight[:, None]
+        longest = len(self.ends.back)
+        before = np.concatenate([np.zeros((1, mass.shape[1])), mass.cumsum(axis=0)])
+        left = lengths[:, None] - 1 - np.arange(longest)  # position from which each number of tokens may be drafted
+        cut = np.where(left[..., None] >= 0, mass[np.maximum(left, 0)], 0.0)
+        return np.concatenate([np.moveaxis(cut, 1, 0), before[np.maximum(lengths - longest, 0)][None]])
+
+
+def counts_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], starts: _SegmentStarts) -> SegmentCounts:
     """`counts_of` decodings of each of several lengths under laws with constant rates, the laws of the first length first.
 
-    `lengths` are distinct and rising. One recursion to the longest serves all, since segments are cut in the last positions only,
-    from where on counts depend on the remaining tokens.
-
     >>> parameters, laws = Parameters(24, max_draft_length=1), [Independent(0.5, 0.25)]
-    >>> found = counts_of_lengths(parameters, np.array([3, 8]), laws)
+    >>> found = counts_of_lengths(parameters, np.array([3, 8]), _SegmentStarts.of(parameters, 8, laws))
     >>> found.passes.tolist() == [float(counts_of(parameters, tokens, laws).passes[0]) for tokens in (3, 8)]
     True
     """
-    longest, code, size = parameters.longest_draft, parameters.variant == "code", len(laws)
-    rates = (np.array([float(getattr(law, name)) for law in laws]) for name in ("fallback_rate", "rollback_rate"))
-    full = _SegmentEnds.of(*(np.repeat(each[None], longest, axis=0) for each in rates))
-    most = int(np.minimum(lengths, longest).max())
-    # Counts of decodings with 0, 1, ..., `most` tokens, of which the first segment may draft all but one.
-    segment, again = np.zeros((most + 1, 2, longest + 1, size)), np.zeros((most + 1, longest, size))
-    for tokens in range(1, most + 1):
-        ends = full.cut(tokens - 1)
-        _count(segment, again, tokens, ends, np.ones((1, size)), code=code)
-        for counts in (segment, again):
-            counts[tokens] += np.einsum("nl,n...l->...l", ends.advance(code=code), counts[tokens - 1 :: -1])
-    # Before at most `longest` tokens remain: probability of a start at each position, of such before it, and where next ones are.
-    advance, begins = full.advance(code=code), np.maximum(lengths - longest, 0)
-    mass, whole = np.zeros((int(lengths[-1]) + longest + 2, size)), np.zeros((lengths.size, size))
-    window = np.zeros((lengths.size, most + 1, size))  # by remaining tokens
-    mass[0], at, so_far = 1.0, 0, np.zeros(size)
-    for number, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
-        for start in range(at, begin):
-            so_far = so_far + mass[start]
-            mass[start + 1 : start + 2 + longest] += advance * mass[start]
-        at, whole[number] = begin, so_far
-        window[number, : length - begin + 1] = mass[begin : length + 1][::-1]
-    first = np.zeros((1, *segment.shape[1:])), np.zeros((1, *again.shape[1:]))
-    _count(*first, 0, full, np.ones((1, size)), code=code)
-    totals = [
-        np.einsum("irl,r...l->...il", window, cut) + np.einsum("il,...l->...il", whole, each[0])
-        for cut, each in zip((segment, again), first, strict=True)
-    ]
-    found = [each.reshape(1, *each.shape[:-2], -1) for each in totals]
-    return SegmentCounts(found[0], found[1], np.zeros((1, lengths.size * size)))
+    ends, count = starts.ends, starts.by_draft(lengths)
+    longer = count[:0:-1].cumsum(axis=0)[::-1]  # segments that may draft more than 0, 1, ... tokens
+    segment = np.zeros((1, 2, *count.shape))
+    segment[0, 0] = ends.written[:, None] * count
+    segment[0, 1, :-1] = ends.unsure[:, None] * longer
+    again = (ends.back[:, None] * longer if parameters.variant == "code" else np.zeros_like(longer))[None]
+    columns = count.shape[1] * count.shape[2]
+    segment, again = segment.reshape(*segment.shape[:3], columns), again.reshape(*again.shape[:2], columns)
+    return SegmentCounts(segment, again, np.zeros((1, columns)))
 
 
 def _count(segment: Floats, again: Floats, row: int, ends: _SegmentEnds, mass: Floats, *, code: bool) -> None:
@@ -411,13 +424,13 @@ def moments_of_points(points: DecodingPoints[Parameters], price: SegmentPrices) 
     for at in np.flatnonzero(own).tolist():
         found[:, at] = _of_records(points.parameters, points.tokens, points.laws[points.law[at]], price.of(int(points.price[at])))
     if not own.all():
-        found[:, ~own] = _of_counts(points.at(np.flatnonzero(~own)), price)
+        counted = _of_counts if points.lengths is None else _of_lengths
+        found[:, ~own] = counted(points.at(np.flatnonzero(~own)), price)
     return round_moments.Moments(*found)
 
 
 def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
-    """Rows of `Moments` at points with independent decisions; of constant rates, if lengths differ."""
-    lengths, length = points.of_lengths()
+    """Rows of `Moments` at points with independent decisions."""
     tokens, longest, uniform = points.tokens, points.parameters.longest_draft, price.segment.ndim == 4
     segment, again = price.segment, price.rollback_pass[..., :longest]
     if not uniform:
@@ -427,22 +440,79 @@ def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floa
     # Arithmetic does not depend on the position, so that it needs the sums of counts over positions only.
     worked = _in_columns((segment[2], again[2]) if uniform else (segment[2, :, 0], again[2, :, 0]))
     found = np.empty((len(round_moments.Moments._fields), points.law.size))
-    size = max(_COUNTS // (time.shape[1] if not uniform else tokens + lengths.size * time.shape[1]), 1)
+    size = max(_COUNTS // (time.shape[1] if not uniform else tokens + time.shape[1]), 1)
     for start in range(0, len(points.laws), size):
         mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
-        part = replace(points, laws=points.laws[start : start + size], law=points.law[mine] - start, price=points.price[mine])
-        if points.lengths is None:
-            counted = counts_of(points.parameters, tokens, part.laws, by_position=not uniform)
-        else:
-            counted = counts_of_lengths(points.parameters, lengths, part.laws)
-        which = length[mine] * len(part.laws) + part.law
+        law, cost = points.law[mine] - start, points.price[mine]
+        counted = counts_of(points.parameters, tokens, points.laws[start : start + size], by_position=not uniform)
         rows = [each.reshape(-1, each.shape[-1]) for each in counted[: 2 if price.reread is None else 3]]
         counts = np.concatenate(rows) if len(rows) > 1 else rows[0]
-        spent = linear(counts, time, which, part.price)
-        busy = spent if alike else linear(counts, unit_time, which, part.price)
+        spent = linear(counts, time, law, cost)
+        busy = spent if alike else linear(counts, unit_time, law, cost)
         total = counted.summed
-        operations = linear(np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in total[:2]]), worked, which, part.price)
-        found[:, mine] = spent, np.full(mine.size, np.nan), busy, operations, total.passes[which], total.drafted[which]
+        operations = linear(np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in total[:2]]), worked, law, cost)
+        found[:, mine] = spent, np.full(mine.size, np.nan), busy, operations, total.passes[law], total.drafted[law]
+    return found
+
+
+def _of_lengths(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
+    """Rows of `Moments` at points of several lengths with constant rates."""
+    parameters, tokens, drafting = points.parameters, points.tokens, points.parameters.exit_layer is None
+    lengths, length = points.of_lengths()
+    uniform, written = price.segment.ndim == 4, np.arange(parameters.longest_draft + 1)
+    alike = np.array_equal(price.segment[0], price.segment[1]) and (price.reread is None or np.array_equal(*price.reread))
+    found = np.empty((len(round_moments.Moments._fields), points.law.size))
+    size = max(_COUNTS // (tokens + lengths.size * 3 * written.size), 1)
+    for start in range(0, len(points.laws), size):
+        mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
+        part = replace(points.at(mine), laws=points.laws[start : start + size], law=points.law[mine] - start)
+        starts = _SegmentStarts.of(parameters, tokens, part.laws)
+        counted = counts_of_lengths(parameters, lengths, starts)
+        which = length[mine] * len(part.laws) + part.law
+        if uniform:
+            counts = np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in counted[:2]])
+            columns = (_in_columns((price.segment[each], price.rollback_pass[each, ..., :-1])) for each in (0, 1))
+            spent, busy = (linear(counts, each, which, part.price) for each in columns)
+        else:
+            spent = _spent_of_lengths(starts, part, price, 0)
+            busy = spent if alike else _spent_of_lengths(starts, part, price, 1)
+        segment, again = counted.segment[0], counted.rollback_pass[0]
+        read = (written + 1) @ segment.sum(axis=0) + (written[:-1] + 2) @ again
+        runs = (written @ segment.sum(axis=0) + segment[1].sum(axis=0))[which]
+        drafts = np.where(runs > 0, runs * part.operations("draft"), 0.0) if drafting else 0.0
+        unknown = np.full(mine.size, np.nan)
+        found[:, mine] = spent, unknown, busy, read[which] + drafts, counted.passes[which], counted.drafted[which]
+    return found
+
+
+def _spent_of_lengths(starts: _SegmentStarts, points: DecodingPoints[Parameters], price: SegmentPrices, number: int) -> Floats:
+    """Expected time (`number` 0) or unit-time (1) at points, where times depend on the position.
+
+    Sums over the starts of segments: those whose drafts are not cut, up to the longest decoding, and for each length its last ones.
+    """
+    assert points.lengths is not None
+    tokens, longest, code = points.tokens, points.parameters.longest_draft, points.parameters.variant == "code"
+    ends = starts.ends
+    mass, late, unsure, written, back = (
+        np.ascontiguousarray(each.T) for each in (starts.mass, starts.late, ends.unsure, ends.written, ends.back)
+    )
+    found = np.empty(points.law.size)
+    for law, cost, own, pair in pair_blocks(points.law, points.price, max(_CELLS // (tokens * (longest + 1)), 1)):
+        # By start and tokens that may be drafted: the draft ends early, or it is complete.
+        early = unsure[law, None] * price.segment[number, cost, 1, :, :-1]
+        if code:
+            early += back[law, None] * price.rollback_pass[number, cost, :, :-1]
+        each = written[law, None] * price.segment[number, cost, 0]
+        each[..., 1:] += early.cumsum(axis=-1)
+        each *= mass[law, :, None]
+        until = np.zeros((law.size, tokens + 1))
+        if tokens >= longest:
+            until[:, longest:] = sums_before(each[:, : tokens - longest, longest])
+        for most in range(min(longest, tokens)):
+            until[:, most + 1 :] += each[:, : tokens - most, most]
+        if price.reread is not None:  # the last segment has no draft
+            until[:, 1:] += sums_before(late[law, :-1] * price.reread[number, cost, :-1])
+        found[own] = until[pair, points.lengths[own]]
     return found
 
 
@@ -454,6 +524,8 @@ def _in_columns(each: Sequence[Floats], number: int = 0, reread: Floats | None =
 
 _COUNTS = 600_000
 """Counts that are computed together: a few MB."""
+_CELLS = 100_000
+"""Starts x drafts x pairs of laws and costs that are evaluated together."""
 
 
 def _of_records(parameters: Parameters, tokens: int, law: RecordedDecisions, price: SegmentPrices) -> round_moments.Moments:
@@ -474,44 +546,84 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[DecisionLaw
     known = [law for law in laws if isinstance(law, Independent)]
     if len(known) < len(laws):
         return None
+    alike = work_of_lengths(parameters, np.array([tokens]), laws)
+    if alike is not None:
+        return alike.at((slice(None), 0))
     size = max(_COUNTS // (tokens * 3 * (parameters.longest_draft + 1)), 1)
-    parts = [_sums(parameters, counts_of(parameters, tokens, known[at : at + size], by_position=True))
+    parts = [_sums_at_positions(parameters, counts_of(parameters, tokens, known[at : at + size], by_position=True))
              for at in range(0, len(known), size)]
-    large, small = np.concatenate(parts, axis=2)
-    early = parameters.exit_layer
+    return _work(parameters, np.concatenate(parts, axis=-1), drafts=tokens > 1)
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[DecisionLaw]) -> Work | None:
+    """`work_of_laws` of several lengths, which rise; shape (laws, lengths). None: not all rates are the same at all positions.
+
+    >>> found = work_of_lengths(Parameters(24, draft_layers=6), np.array([1, 10]), [Independent(1.0, 0.0)])
+    >>> found.by_model["draft"].passes.tolist()
+    [[0.0, 9.0]]
+    """
+    known = [law for law in laws if isinstance(law, Independent) and law.constant]
+    if len(known) < len(laws):
+        return None
+    starts, most = _SegmentStarts.of(parameters, int(lengths[-1]), known), np.arange(parameters.longest_draft + 1)
+    # One segment that may draft each number of tokens; what a pass reads rises with its position.
+    segment = np.zeros((most.size, 2, most.size, len(known)))
+    again = np.zeros((most.size, most.size - 1, len(known)))
+    for drafts in most.tolist():
+        _count(segment, again, drafts, starts.ends.cut(drafts), np.ones((1, len(known))), code=parameters.variant == "code")
+    first, second = (_sums(parameters, segment, again, np.full(most.size, place), most) for place in (0.0, 1.0))
+    place = np.arange(float(lengths[-1]))
+    sums = np.einsum("mvdl,dnl->mvln", first, starts.by_draft(lengths))
+    sums += np.einsum("mvdl,dnl->mvln", second - first, starts.by_draft(lengths, place))
+    if parameters.exit_layer is None:  # the last segment has no draft
+        for row, weights in ((1, starts.late), (2, starts.late * place[:, None])):
+            sums[1, row] += sums_before(weights.T)[:, lengths - 1]
+    return _work(parameters, sums, drafts=bool(lengths[-1] > 1))
+
+
+def _work(parameters: Parameters, sums: Floats, *, drafts: bool) -> Work:
+    """Work from `_sums` over all segments; without passes of the small model if there are no `drafts`."""
+    (large, small), early = sums, parameters.exit_layer
     if early is not None:
         first, others = _totals(early, small)._replace(head_runs=small[4]), _totals(parameters.layers - early, large)
         return Work({"target": Totals(*(one + other for one, other in zip(first, others, strict=True)))})
     found = {"target": _totals(parameters.layers, large)}
-    return Work(found | {"draft": _totals(parameters.draft_layers, small)} if tokens > 1 else found)
+    return Work(found | {"draft": _totals(parameters.draft_layers, small)} if drafts else found)
 
 
-def _sums(parameters: Parameters, counts: SegmentCounts) -> Floats:
-    """Passes, tokens, attended positions, rows read and heads of the large and of the small model, by law."""
-    tokens, longest = len(counts.segment), parameters.longest_draft
-    place = np.arange(float(tokens))[:, None]
-    most = np.minimum(longest, tokens - 1 - place)
+def _sums_at_positions(parameters: Parameters, counts: SegmentCounts) -> Floats:
+    """`_sums` over the segments from all positions, and what the small model also reads."""
+    tokens = len(counts.segment)
+    place = np.arange(float(tokens))
+    most = np.minimum(parameters.longest_draft, tokens - 1 - place)
+    found = np.asarray(_sums(parameters, counts.segment, counts.rollback_pass, place, most).sum(axis=2))
+    if parameters.exit_layer is None:
+        found[1, 1] += counts.reread.sum(axis=0)
+        found[1, 2] += place @ counts.reread
+    return found
+
+
+def _sums(parameters: Parameters, segment: Floats, again: Floats, place: Floats, most: NDArray[Any]) -> Floats:
+    """Passes, tokens, attended positions, rows read and heads of the large and of the small model; shape (2, 5, rows, laws).
+
+    A row has the segments that start at a position, `place`, and may draft `most` tokens, and the passes after their rollbacks.
+    """
+    longest, place = parameters.longest_draft, place[:, None]
     drafted, kept = np.arange(longest + 1.0), np.arange(float(longest))
-    segments_ = counts.segment.sum(axis=1)
-    large = _wide(place, drafted + 1, segments_, drafted + 1) + _wide(place, kept + 2, counts.rollback_pass, np.ones(longest))
-    asked = np.minimum(drafted + 1, most)
+    segments_ = segment.sum(axis=1)
+    large = _wide(place, drafted + 1, segments_, drafted + 1) + _wide(place, kept + 2, again, np.ones(longest))
+    asked = np.minimum(drafted + 1, most[:, None])
     runs = asked if parameters.exit_layer is None else drafted + 1 + 0 * place  # the last token of a full draft runs there too
     seen = place * runs + runs * (runs + 1) / 2
-    small = np.array([np.einsum("prl,pr->l", segments_, each) for each in (runs, runs, seen, seen, asked)])
-    if parameters.exit_layer is None:
-        small[1] += counts.reread.sum(axis=0)
-        small[2] += place[:, 0] @ counts.reread
-    return np.stack([large, small])
+    small = [np.einsum("prl,pr->pl", segments_, each) for each in (runs, runs, seen, seen, asked)]
+    return np.array([large, small])
 
 
 def _wide(place: Floats, width: Floats, mass: Floats, heads: Floats) -> Floats:
-    """Expected passes from each position: their number, tokens, attended positions, rows read and heads, weighted by `mass`."""
-    attended = place * width + width * (width + 1) / 2
-    of_width = mass.sum(axis=0)
-    return np.array([
-        of_width.sum(axis=0), width @ of_width, np.einsum("prl,pr->l", mass, attended),
-        np.einsum("prl,pr->l", mass, place + width), heads @ of_width,
-    ])  # fmt: skip
+    """Passes of each row: their number, tokens, attended positions, rows read and heads, weighted by `mass`."""
+    attended, one = place * width + width * (width + 1) / 2, np.ones_like(width)
+    each = (np.broadcast_to(values, attended.shape) for values in (one, width, attended, place + width, heads))
+    return np.array([np.einsum("prl,pr->pl", mass, values) for values in each])
 
 
 def _totals(layers: int, sums: Floats) -> Totals:

@@ -34,6 +34,7 @@ from model.methods.bild.algorithm import UNSURE, Parameters
 from model.methods.bild.algorithm import VARIANTS as VARIANTS
 from model.methods.bild.finite_bild import moments_of_points, prices
 from model.methods.bild.finite_bild import work_of_laws as work_of_laws
+from model.methods.bild.finite_bild import work_of_lengths as work_of_lengths
 from model.methods.bild.threshold_decisions import DecisionLaw, Decisions, Independent
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
@@ -66,12 +67,14 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: S
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; segments are counted once for all costs."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass, together="uniform")
+    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass, together="always")
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
-    if points.lengths is not None and not all(isinstance(law, Independent) and law.constant for law in points.laws):
-        return points.one_length_each(_predict_together, np.ones(points.law.size, dtype=np.bool_))
+    if points.lengths is not None:
+        apart = np.array([not (isinstance(law, Independent) and law.constant) for law in points.laws])[points.law]
+        if apart.any():
+            return points.one_length_each(_predict_together, apart)
     price = prices(points.parameters, points.cost, points.tokens)
     found = moments_of_points(points, price)
     time, busy = (each.reshape(len(each), -1) for each in price.segment[:2])

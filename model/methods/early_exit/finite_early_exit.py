@@ -21,7 +21,7 @@ from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.methods.batching import columns_of
 from model.methods.early_exit.algorithm import Parameters
-from model.methods.prediction import DecodingPoints
+from model.methods.prediction import DecodingPoints, pair_blocks
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
@@ -223,13 +223,15 @@ def moments_of_points(points: DecodingPoints[Parameters]) -> tuple[Floats, Float
     >>> float(mean[0] - mean[1])
     3.9375
     """
-    if points.lengths is not None:  # of a single sequence, whose steps are independent and alike
-        mean, variance = moments_of_points(replace(points, tokens=1, lengths=None))
-        return mean * points.lengths, variance * points.lengths
     laws = [_deepest(points.parameters) if law is None else law for law in points.laws]
     for law in laws:
         _same_depth(points.parameters, law)
     points = replace(points, laws=laws)
+    if points.lengths is not None and not points.cost.uniform:
+        return _moments_of_lengths(points)
+    if points.lengths is not None:  # of a single sequence, whose steps are independent and alike
+        mean, variance = moments_of_points(replace(points, tokens=1, lengths=None))
+        return mean * points.lengths, variance * points.lengths
     found = np.empty((2, points.law.size))
     by_position = np.array([law.by_position for law in laws], dtype=np.bool_)[points.law]
     for own in (by_position, ~by_position):
@@ -266,15 +268,36 @@ def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats
         size = max(_CELLS // (len(part.counts) * reached.size), 1)
         for start in range(0, points.law.size, size):
             some = slice(start, start + size)
-            likely, each = chance[points.law[some]], times[points.price[some]]
-            first = np.einsum("pcd,pcd->pc", likely, each)
+            first, spread = _moments_of_steps(chance[points.law[some]], times[points.price[some]])
             mean[some] += first @ part.counts
-            each -= first[..., None]
-            np.square(each, out=each)
-            variance[some] += np.einsum("pcd,pcd->pc", likely, each) @ part.counts
+            variance[some] += spread @ part.counts
     if parameters.fill == "backfill":
         return mean + points.linear(*_fillings(points, rising)), np.full(points.law.size, np.nan)
     return mean, variance
+
+
+def _moments_of_lengths(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats]:
+    """Moments of a single sequence at points of several lengths, under laws that are the same at all positions.
+
+    Steps are independent, so moments are sums over the positions, one for each pair of a law and a cost.
+    """
+    assert points.lengths is not None
+    chance = np.diff(Depths.cdf_of(points.laws, 1), prepend=0.0, axis=-1)
+    reached = np.flatnonzero(chance.any(axis=(0, 1)))
+    times = times_by_depth(points.parameters, points.cost, 1, np.arange(points.tokens))[..., reached]
+    found, chance = np.empty((2, points.law.size)), chance[..., reached]
+    for block in pair_blocks(points.law, points.price, max(_CELLS // times[0].size, 1)):
+        until = np.cumsum(_moments_of_steps(chance[block.law], times[block.price]), axis=-1)
+        found[:, block.points] = until[:, block.pair, points.lengths[block.points] - 1]
+    return found[0], found[1]
+
+
+def _moments_of_steps(chance: Floats, times: Floats) -> tuple[Floats, Floats]:
+    """Mean and variance of the time of each step; shape (points, steps). Overwrites `times`, shape (points, steps, depths)."""
+    mean = np.einsum("pcd,pcd->pc", chance, times)
+    times -= mean[..., None]
+    np.square(times, out=times)
+    return mean, np.einsum("pcd,pcd->pc", chance, times)
 
 
 def _chances(rising: Floats, positions: Integers, widths: Integers) -> Floats:

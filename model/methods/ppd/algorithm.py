@@ -204,10 +204,11 @@ class Parameters(MethodParameters):
 
     def _barrier_demand(self, cost: StepCosts, at: NDArray[np.intp], tokens: int) -> tuple[Any, Any]:
         """Units and transfers at a cost, or at each of several."""
-        later, units = at if cost.uniform else at[1:], np.ones((), dtype=np.intp)  # after a match
-        link = np.asarray(cost.link)[..., None]
-        gaps = [(self.exit_layer, at), (max(self.exit_layer, self.layers - self.exit_layer), later)]
-        for gap, where in gaps[: min(tokens, 2)]:
+        link, units = np.asarray(cost.link)[..., None], np.ones((), dtype=np.intp)
+        gaps = [(self.exit_layer, at)]
+        if 2 * self.exit_layer < self.layers and tokens > 1:  # else predictions after a match are at the same layer
+            gaps.append((self.layers - self.exit_layer, at if cost.uniform else at[1:]))
+        for gap, where in gaps:
             run = cost.times(self.sub_process(self.layers - gap), where + 1)
             alone = (link == 0) & (cost.times(PassShape(LayerSpan(gap, self.layers)), where) > 0).all(axis=-1, keepdims=True)
             sent = alone | (link < cost.times(main_process(gap, self.layers), where))  # before the main process ends

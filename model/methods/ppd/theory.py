@@ -521,7 +521,7 @@ def _of_form(form: str, points: PredictionPoints[Parameters]) -> Prediction:
 
 def _summed(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction from stages summed over the law; passes are priced at all costs together."""
-    return predict_by_decoding(_summed_together, points, lambda parameters: 6)
+    return predict_by_decoding(_summed_together, points, lambda parameters: 6, together="always")
 
 
 def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
@@ -532,7 +532,8 @@ def _summed_together(points: DecodingPoints[Parameters]) -> Prediction:
         Stage(np.broadcast_to(time, extent), np.broadcast_to(busy, extent), on_match)
         for time, busy, on_match in stages(parameters, cost, tokens)
     )
-    latency, variance, busy, ratio = moments_of_pairs(steps, tokens, points.laws, points.law, points.price, points.means)
+    lengths = tokens if points.lengths is None else points.lengths
+    latency, variance, busy, ratio = moments_of_pairs(steps, lengths, points.laws, points.law, points.price, points.means)
     return Prediction(latency, variance, busy, ratio, np.full(latency.size, float(parameters.units)), points.plain_times())
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from model.costs.step_costs import PassShape, StepCosts
 from model.outcomes.outcome_laws import Bools, Floats
@@ -18,8 +19,8 @@ class RoundPrices(NamedTuple):
     `time` and `busy` have shape (longest + 1,). If times depend on the position, the shape is (2, positions, longest + 1): index 1
     of the first axis is for a round that follows a completely accepted draft, the second axis is the start position. After a
     completely accepted draft the first draft pass reads two tokens, because the draft model has not read its last token yet. Where
-    the start position determines the drafted tokens, the shape is (2, positions). Of several costs (`model.costs.many_costs`) all
-    arrays have a leading axis of costs; `of` has the prices of one.
+    the start position determines the drafted tokens, the shape is (2, positions), or (2, cells) of several lengths (`RoundCells`).
+    Of several costs (`model.costs.many_costs`) all arrays have a leading axis of costs; `of` has the prices of one.
     """
 
     time: Floats
@@ -69,8 +70,8 @@ class RoundPrices(NamedTuple):
 class ReadingTimes(NamedTuple):
     """Additional time and unit-time of a round whose first draft pass reads all that the round before accepted.
 
-    Shape (positions, longest + 1), by start position and accepted tokens; 0 without accepted tokens, and where a round drafts none.
-    Of several costs with a leading axis of costs.
+    Shape (cells, longest + 1), by round (`RoundCells`) and accepted tokens; 0 without accepted tokens, and where a round drafts
+    none. Of several costs with a leading axis of costs.
     """
 
     time: Floats
@@ -81,37 +82,113 @@ class ReadingTimes(NamedTuple):
         return ReadingTimes(self.time[cost], self.busy[cost])
 
 
+class RoundCells(NamedTuple):
+    """Rounds that are priced, of decodings of several lengths: first those that lengths have in common, then the last of each.
+
+    Parameters
+    ----------
+    lengths
+        Numbers of tokens, distinct and rising.
+    start, drafted
+        Start position and drafted tokens of each round; shape (cells,).
+    whole
+        Number of first cells: rounds that start at position 0, 1, ...
+    last
+        Number of last positions of each length whose rounds have cells of their own, shape (last, lengths), in rising order of
+        positions; a position before the first one counts as 0. Rounds at the positions before are of the first cells.
+    """
+
+    lengths: NDArray[np.int64]
+    start: NDArray[np.int64]
+    drafted: NDArray[np.int64]
+    whole: int
+    last: int
+
+    @classmethod
+    def of(cls, longest: int, lengths: ArrayLike, cut: bool = True) -> RoundCells:
+        """Rounds that draft `longest` tokens; with `cut` at most one token less than remain.
+
+        >>> cells = RoundCells.of(2, [2, 4])
+        >>> cells.start.tolist(), cells.drafted.tolist(), cells.whole
+        ([0, 1, 0, 2, 1, 3], [2, 2, 1, 1, 0, 0], 2)
+        """
+        each = np.atleast_1d(np.asarray(lengths, dtype=np.int64))
+        tokens = int(each[-1])
+        if each.size == 1 or not (cut and longest):
+            drafted = np.minimum(longest, np.arange(tokens)[::-1]) if cut else np.full(tokens, longest)
+            return cls(each, np.arange(tokens), drafted, tokens, 0)
+        last = min(longest, tokens)
+        whole, left = tokens - last, np.arange(last)[::-1]
+        start = np.concatenate([np.arange(whole), np.maximum(each - 1 - left[:, None], 0).ravel()])
+        return cls(each, start, np.concatenate([np.full(whole, longest), np.repeat(left, each.size)]), whole, last)
+
+    @property
+    def until(self) -> NDArray[np.int64]:
+        """Number of the first cells that each length has."""
+        return np.maximum(self.lengths - self.last, 0)
+
+    @property
+    def last_starts(self) -> NDArray[np.int64]:
+        """Start positions of the last rounds, shape (last, lengths); below 0 there is none."""
+        return np.asarray(self.lengths - np.arange(self.last, 0, -1)[:, None])
+
+    def sums(self, mass: Floats, *values: NDArray[Any]) -> Floats:
+        """Sums over the rounds of each length of probability x value; shape (values, laws, lengths).
+
+        `mass` has the probability that a round starts at each position, shape (positions, laws); each of `values` a number of each
+        cell. Without a threaded library, as `prediction.linear`.
+
+        >>> RoundCells.of(1, [1, 3]).sums(np.array([[1.0], [0.5], [0.75]]), np.array([8.0, 8.0, 2.0, 1.0])).tolist()
+        [[[2.0, 12.75]]]
+        """
+        if not self.last and self.lengths.size == 1:
+            return np.asarray(np.einsum("tl,tk->kl", mass, np.stack(values, axis=1)))[..., None]
+        found = np.zeros((len(values), self.lengths.size, mass.shape[1]))
+        for own, each in zip(found, values, strict=True):
+            first = np.cumsum(mass[: self.whole] * each[: self.whole, None], axis=0)
+            own[self.until > 0] = first[self.until[self.until > 0] - 1]
+            for start, last in zip(self.last_starts, self.of_last(each), strict=True):
+                own += np.where(start >= 0, last, 0.0)[:, None] * mass[np.maximum(start, 0)]
+        return found.swapaxes(1, 2)
+
+    def of_last(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of the last rounds from those of all cells, their last axis; shape (..., last, lengths)."""
+        return values[..., self.whole :].reshape(*values.shape[:-1], self.last, self.lengths.size)
+
+
 def drafted_by_start(longest: int, tokens: int, cut: bool = True) -> NDArray[np.int64]:
     """Drafted tokens of a round from each position on; with `cut` at most one token less than remain.
 
     >>> drafted_by_start(2, 4).tolist(), drafted_by_start(2, 4, cut=False).tolist()
     ([2, 2, 1, 0], [2, 2, 2, 2])
     """
-    return np.minimum(longest, np.arange(tokens)[::-1]) if cut else np.full(tokens, longest)
+    return RoundCells.of(longest, tokens, cut).drafted
 
 
 def prices_by_start(
-    cost: StepCosts, longest: int, *, tokens: int = 1, cut: bool = True, separate: bool = False, sequences: int = 1
+    cost: StepCosts, longest: int, *, tokens: ArrayLike = 1, cut: bool = True, separate: bool = False, sequences: int = 1
 ) -> RoundPrices:
-    """`round_prices` for rounds with `drafted_by_start` tokens: by start position only, if times depend on it.
+    """`round_prices` by cell (`RoundCells`) only, if times depend on the position; of one number of tokens a cell is a position.
 
     >>> from model.costs.layer_times import UnitCost
     >>> prices_by_start(UnitCost(40, cost_ratio=0.1), 2, tokens=9).time.tolist()
     [40.0, 44.0, 48.0]
     """
     if cost.uniform:
-        return round_prices(cost, longest, tokens=tokens, separate=separate, sequences=sequences)
-    drafted, start = drafted_by_start(longest, tokens, cut), np.arange(tokens)
-    verify = times_by_start(lambda width, at: cost.verify_times(width, at, sequences), drafted + 1)[..., None, :]
+        return round_prices(cost, longest, separate=separate, sequences=sequences)
+    cells = RoundCells.of(longest, tokens, cut)
+    start, drafted = cells.start, cells.drafted
+    verify = times_of_cells(lambda width, at: cost.verify_times(width, at, sequences), drafted + 1, start)[..., None, :]
     if longest:
-        single = cost.draft_times(np.arange(tokens + longest), sequences=sequences)
-        until, drafting = sums_before(single), np.count_nonzero(drafted)
-        drafts = np.repeat((until.take(start + drafted, axis=-1) - until[..., :tokens])[..., None, :], 2, axis=-2)
+        single = cost.draft_times(np.arange(cells.lengths[-1] + longest), sequences=sequences)
+        drafts = np.repeat(sums_between(single, start, drafted)[..., None, :], 2, axis=-2)
         # After a completely accepted draft the first pass also reads the token before.
-        wide = cost.draft_times(start[: max(drafting - 1, 0)], width=2, sequences=sequences)
-        drafts[..., 1, 1:drafting] += wide - single[..., 1:drafting]
+        again = np.flatnonzero((drafted > 0) & (start > 0))
+        at = start[again] - 1
+        wide = cost.draft_times(at, width=2, sequences=sequences)
+        drafts[..., 1, as_slice(again)] += wide - single[..., as_slice(at + 1)]
     else:
-        drafts = np.zeros((*verify.shape[:-2], 2, tokens))
+        drafts = np.zeros((*verify.shape[:-2], 2, drafted.size))
     busy = time = drafts + verify
     if np.any(cost.draft_devices != 1):
         busy = drafts * _for_each(cost.draft_devices, 2) + verify
@@ -120,19 +197,22 @@ def prices_by_start(
     return RoundPrices(time, busy, _operations(cost, longest, sequences))
 
 
-def times_by_start(times_of: Callable[[int, NDArray[np.int64]], Floats], width: NDArray[np.int64]) -> Floats:
-    """Times of passes with these tokens per sequence from position 0, 1, ... on; shape (..., positions).
+def times_of_cells(
+    times_of: Callable[[int, NDArray[np.int64]], Floats], width: NDArray[np.int64], start: NDArray[np.int64]
+) -> Floats:
+    """Times of passes with these tokens per sequence, which never rise, from these positions on; shape (..., passes).
 
     `times_of` gives the times of passes of one width at some positions.
 
-    >>> times_by_start(lambda width, at: 10.0 * width + at, np.array([3, 3, 1])).tolist()
+    >>> times_of_cells(lambda width, at: 10.0 * width + at, np.array([3, 3, 1]), np.arange(3)).tolist()
     [30.0, 31.0, 12.0]
     """
-    places = {each: np.flatnonzero(width == each) for each in np.unique(width).tolist()}
-    times = [times_of(each, at) for each, at in places.items()]
+    bounds = [0, *(np.flatnonzero(np.diff(width)) + 1).tolist(), width.size]
+    parts = [slice(*each) for each in itertools.pairwise(bounds)]
+    times = [times_of(int(width[part.start]), start[part]) for part in parts]
     found = np.empty((*times[0].shape[:-1], width.size))
-    for at, own in zip(places.values(), times, strict=True):
-        found[..., at[0] : at[-1] + 1] = own  # widths never rise
+    for part, own in zip(parts, times, strict=True):
+        found[..., part] = own
     return found
 
 
@@ -177,7 +257,7 @@ def _for_each(number: Any, axes: int) -> Floats:
 
 
 def head_prices(
-    cost: StepCosts, longest: int, *, tokens: int = 1, cut: bool = True, parallel: bool = False
+    cost: StepCosts, longest: int, *, tokens: ArrayLike = 1, cut: bool = True, parallel: bool = False
 ) -> tuple[RoundPrices, ReadingTimes | None]:
     """Prices of rounds whose draft reads the target's states, on the target's unit, and what is added for accepted tokens.
 
@@ -196,23 +276,23 @@ def head_prices(
         drafts = np.minimum(np.arange(longest + 1), 1) * cost.draft_times()[..., None]
         verify = verify_times(cost, longest + 1, 1)[..., 0, :]
         return prices._replace(time=drafts + verify, busy=drafts * _for_each(cost.draft_devices, 1) + verify), None
-    start, drafted = np.arange(tokens), drafted_by_start(longest, tokens, cut)
-    verify = times_by_start(cost.verify_times, drafted + 1)
+    cells = RoundCells.of(longest, tokens, cut)
+    start, drafted = cells.start, cells.drafted
+    verify = times_of_cells(cost.verify_times, drafted + 1, start)
     width = drafted if parallel else np.minimum(drafted, 1)
 
     def passes(count: int, at: NDArray[np.int64]) -> Floats:
         return cost.draft_times(at, width=count, heads=count) if count else np.zeros_like(verify[..., at])
 
-    alone = drafts = times_by_start(passes, width)
+    alone = drafts = times_of_cells(passes, width, start)
     if not parallel:
-        until = sums_before(cost.draft_times(np.arange(tokens + longest)))
-        drafts = until[..., start + drafted] - until[..., start]
+        drafts = sums_between(cost.draft_times(np.arange(cells.lengths[-1] + longest)), start, drafted)
     more = np.zeros((*drafts.shape, longest + 1))
     for count in np.unique(width[width > 0]).tolist():
         here = np.flatnonzero(width == count)
         for accepted in range(1, longest + 1):
-            after = here[here > accepted]  # the round before began at position 0 or later
-            wide = cost.draft_times(after - accepted, width=accepted + count, heads=count)
+            after = here[start[here] > accepted]  # the round before began at position 0 or later
+            wide = cost.draft_times(start[after] - accepted, width=accepted + count, heads=count)
             more[..., after, accepted] = wide - alone[..., after]
     share = _for_each(cost.draft_devices, 2)
     both = np.stack([drafts] * 2, axis=-2)
@@ -238,6 +318,23 @@ def sums_from(times: Floats, longest: int, tokens: int) -> Floats:
     """
     start, count, until = np.arange(tokens), np.arange(longest + 1), sums_before(times)
     return np.asarray(until[..., start[:, None] + count] - until[..., start][..., None])
+
+
+def sums_between(times: Floats, start: NDArray[np.int64], count: NDArray[np.int64]) -> Floats:
+    """Sums of `count` times from each of several positions on; shape (..., positions).
+
+    >>> sums_between(np.array([1.0, 2.0, 4.0]), np.array([0, 1]), np.array([3, 1])).tolist()
+    [7.0, 2.0]
+    """
+    until = sums_before(times)
+    return np.asarray(until.take(start + count, axis=-1) - until[..., as_slice(start)])
+
+
+def as_slice(index: NDArray[Any]) -> slice | NDArray[Any]:
+    """The same index as a slice, of which numpy makes no copy, if it is of consecutive numbers."""
+    if index.size and index[-1] - index[0] == index.size - 1 and (np.diff(index) == 1).all():
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
 
 
 def sums_before(times: Floats) -> Floats:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.methods.prediction import DecodingPoints, Prediction, PredictionPoints, linear, predict_by_decoding
-from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, drafted_by_start
+from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundCells, RoundPrices
 from model.methods.rounds.round_laws import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
 from model.methods.rounds.round_starts import RoundDecoding, RoundSteps, StartTimes, survival_of
 from model.methods.rounds.round_walks import Tally, fixed
@@ -106,59 +106,77 @@ def moments_of_points(
 
 
 def moments_of_pairs(
-    longest: int, tokens: int, cut: bool, laws: Sequence[AcceptanceLaw], prices: RoundPrices, reading: ReadingTimes | None,
+    longest: int, tokens: ArrayLike, cut: bool, laws: Sequence[AcceptanceLaw], prices: RoundPrices, reading: ReadingTimes | None,
     law: NDArray[np.intp], price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
-    lengths: NDArray[np.int64] | None = None,
+    length: NDArray[np.intp] | None = None,
 ) -> Moments:  # fmt: skip
     """Moments of pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
 
-    Of pairs of which only `means` are asked, the variance may be nan. `lengths` are the tokens of each pair, in place of `tokens`,
-    if prices do not depend on the position.
+    Of pairs of which only `means` are asked, the variance may be nan. `tokens` may be several numbers, which rise, with the index
+    of each pair's in `length`. Then prices do not depend on the position, or they are by cell of these lengths (`RoundCells`) and
+    rounds are independent, at least those of each level of a mixture.
     """
+    lengths = np.atleast_1d(np.asarray(tokens, dtype=np.int64))
+    length = np.zeros_like(law) if length is None else length
+    means = np.zeros(law.size, dtype=np.bool_) if means is None else means
     found = np.empty((len(Moments._fields), law.size))
-    alike = np.array([isinstance(each, Iid | Rounds) for each in laws], dtype=np.bool_)
-    other, index = np.flatnonzero(~alike[law]), np.flatnonzero(alike[law])
-    every = np.broadcast_to(np.asarray(tokens if lengths is None else lengths), law.size)
+    alike, mixture = (np.array([isinstance(each, kind) for each in laws], dtype=np.bool_) for kind in (Iid | Rounds, MixedRounds))
+    for number in np.unique(law[mixture[law]]).tolist():  # the levels of each as laws
+        mine, of = np.flatnonzero(law == number), laws[number]
+        assert isinstance(of, MixedRounds)
+        level, each = np.repeat(np.arange(len(of.levels)), mine.size), np.tile(mine, len(of.levels))
+        pairs = of.levels, prices, reading, level, price[each], means[each], length[each]
+        parts = np.array(moments_of_pairs(longest, lengths, cut, *pairs)).reshape(len(found), -1, mine.size)
+        found[:, mine] = mixed([Moments(*values) for values in parts.swapaxes(0, 1)], of.weights)
+    other, index = np.flatnonzero(~(alike | mixture)[law]), np.flatnonzero(alike[law])
     if other.size:
         choices = []
-        for one, which, length in zip(law[other].tolist(), price[other].tolist(), every[other].tolist(), strict=True):
+        for one, which, count in zip(law[other].tolist(), price[other].tolist(), lengths[length[other]].tolist(), strict=True):
             read = None if reading is None else reading.of(which)
-            choices.append(RoundChoice(longest, length, laws[one], prices.of(which), cut, read))
+            choices.append(RoundChoice(longest, count, laws[one], prices.of(which), cut, read))
         found[:, other] = np.array(_moments_by_position(choices)).T
     if index.size:
         survival = survival_of([each for each, known in zip(laws, alike, strict=True) if known], longest)
         assert survival is not None
-        own, which = (np.cumsum(alike) - 1)[law[index]], price[index]
-        distinct, of = (np.array([tokens]), np.zeros_like(own)) if lengths is None else np.unique(every[index], return_inverse=True)
+        own = (np.cumsum(alike) - 1)[law[index]], price[index], lengths, length[index]
         if prices.uniform and reading is None:
-            found[:, index] = _of_counts(survival, prices, own, which, longest, cut, distinct, of)
-            return Moments(*found)
-        some = np.zeros(index.size, dtype=np.bool_) if means is None else means[index]
-        for number, length in enumerate(distinct.tolist()):
-            mine = of == number
-            found[:, index[mine]] = _of_times(
-                survival, prices, reading, own[mine], which[mine], longest, length, cut, some[mine]
-            )  # fmt: skip
+            found[:, index] = _of_counts(survival, prices, longest, cut, *own)
+        else:
+            found[:, index] = _of_times(survival, prices, reading, longest, cut, *own, means[index])
     return Moments(*found)
 
 
-PricesOf = Callable[[Any, int, StepCosts], tuple[RoundPrices, ReadingTimes | None]]
-"""Prices of rounds with parameters and a number of tokens at a cost, or at each of several."""
+PricesOf = Callable[[Any, NDArray[np.int64], StepCosts], tuple[RoundPrices, ReadingTimes | None]]
+"""Prices of rounds with parameters and numbers of tokens, distinct and rising, at a cost or at each of several."""
 
 
-def predict_rounds(points: PredictionPoints[Any], prices_of: PricesOf) -> Prediction:
+def predict_rounds(
+    points: PredictionPoints[Any], prices_of: PricesOf, ratio_of: Callable[[DecodingPoints[Any]], Floats],
+    kinds: Callable[[Any], int] = lambda parameters: 2,
+) -> Prediction:  # fmt: skip
     """Prediction at points of methods whose rounds draft `draft_length` tokens and verify them, computed together.
 
-    The units' ratio is 1 where busy time equals time, else nan.
+    The units' ratio is 1 where busy time equals time, else nan. `ratio_of` gives the operations of drafting a token relative to
+    those of verifying it, at each point: a round with k drafted tokens has 1 + k (1 + ratio). `kinds` gives the number of kinds of
+    rounds before a round by which its time differs.
     """
 
     def predict(of: DecodingPoints[Any]) -> Prediction:
-        prices, reading = prices_of(of.parameters, of.tokens, of.cost)
-        longest, cut = of.parameters.draft_length, of.parameters.cut
-        found = moments_of_pairs(longest, of.tokens, cut, of.laws, prices, reading, of.law, of.price, of.means, of.lengths)
-        return prediction_of(of, found, units_alike(prices))
+        longest, cut, (lengths, length) = of.parameters.draft_length, of.parameters.cut, of.of_lengths()
+        if of.lengths is not None and not of.cost.uniform:
+            apart = np.array([not isinstance(each, Iid | Rounds | MixedRounds) for each in of.laws])[of.law]
+            if apart.any():
+                return of.one_length_each(predict, apart)
+        prices, reading = prices_of(of.parameters, lengths, of.cost)
+        found = moments_of_pairs(longest, lengths, cut, of.laws, prices, reading, of.law, of.price, of.means, length)
+        drafting = np.where(found.drafted > 0, found.drafted * ratio_of(of), 0.0)  # the ratio may be unknown where none is drafted
+        found = found._replace(operations=found.rounds + found.drafted + drafting)
+        alike = units_alike(prices)
+        if of.lengths is not None and not of.cost.uniform:
+            alike = _units_alike_by_length(prices, RoundCells.of(longest, lengths, cut))
+        return prediction_of(of, found, alike)
 
-    return predict_by_decoding(predict, points, lambda parameters: 2, together="uniform")
+    return predict_by_decoding(predict, points, kinds, together="always", last=lambda parameters: parameters.draft_length)
 
 
 class _Times(Protocol):
@@ -180,16 +198,24 @@ def units_alike(prices: _Times) -> NDArray[np.bool_]:
     return np.asarray((prices.time == prices.busy).reshape(len(prices.time), -1).all(axis=1))
 
 
+def _units_alike_by_length(prices: RoundPrices, cells: RoundCells) -> NDArray[np.bool_]:
+    """`units_alike` by cost and length, of prices by cell; shape (costs, lengths)."""
+    same = (prices.time == prices.busy).all(axis=1)  # (costs, cells)
+    first = np.cumsum(~same[:, : cells.whole], axis=1)
+    other = np.concatenate([np.zeros((len(same), 1), dtype=np.int64), first], axis=1)[:, cells.until]
+    return np.asarray((other == 0) & (cells.of_last(same) | (cells.last_starts < 0)).all(axis=1))
+
+
 def prediction_of(points: DecodingPoints[Any], found: Moments, alike: NDArray[np.bool_]) -> Prediction:
-    """Prediction at points from the moments of their decodings; `alike` as of `units_alike`."""
+    """Prediction at points from the moments of their decodings; `alike` as of `units_alike`, or by cost and length."""
     units = np.full(points.law.size, float(points.parameters.units))
-    ratio = np.where(alike, 1.0, np.nan)[points.price]
+    ratio = np.where(alike, 1.0, np.nan)[points.price if alike.ndim == 1 else (points.price, points.of_lengths()[1])]
     times = found.time, found.variance, found.busy, ratio, units, points.plain_times()
     return Prediction(*times, found.rounds, found.drafted, found.operations)
 
 
 def _of_counts(
-    survival: Floats, prices: RoundPrices, law: NDArray[np.intp], price: NDArray[np.intp], longest: int, cut: bool,
+    survival: Floats, prices: RoundPrices, longest: int, cut: bool, law: NDArray[np.intp], price: NDArray[np.intp],
     lengths: NDArray[np.int64], length: NDArray[np.intp],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that do not depend on the position: rounds are counted once for all prices."""
@@ -199,25 +225,26 @@ def _of_counts(
 
 
 def _of_times(
-    survival: Floats, prices: RoundPrices, reading: ReadingTimes | None, law: NDArray[np.intp], price: NDArray[np.intp],
-    longest: int, tokens: int, cut: bool, means: NDArray[np.bool_],
+    survival: Floats, prices: RoundPrices, reading: ReadingTimes | None, longest: int, cut: bool,
+    law: NDArray[np.intp], price: NDArray[np.intp], lengths: NDArray[np.int64], length: NDArray[np.intp],
+    means: NDArray[np.bool_],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that depend on the position, or on the tokens that were accepted before."""
-    drafted = drafted_by_start(longest, tokens, cut)
-    starts = RoundStarts.of(longest, tokens, survival, by_accepted=reading is not None)
-    own = prices.by_start(drafted)
+    starts = RoundStarts.of(longest, lengths, survival, cut=cut, by_accepted=reading is not None)
+    own = prices.by_start(starts.cells.drafted)
     time = starts.times(own.time, None if reading is None else reading.time)
-    mean = busy = starts.mean(time, law, price)
+    mean = busy = starts.mean(time, law, price, length)
     if own.busy is not own.time:
-        busy = starts.mean(starts.times(own.busy, None if reading is None else reading.busy), law, price)
+        busy = starts.mean(starts.times(own.busy, None if reading is None else reading.busy), law, price, length)
     variance = np.full(law.size, np.nan)
     asked = np.flatnonzero(~means)
     if asked.size:
-        variance[asked] = np.maximum(starts.square(time, law[asked], price[asked]) - mean[asked] ** 2, 0.0)
-    rounds = np.stack([starts.mass[drafted == count].sum(axis=0) for count in range(longest + 1)])
-    operations = linear(rounds, prices.operations, law, price)
+        square = starts.square(time, law[asked], price[asked], length[asked])
+        variance[asked] = np.maximum(square - mean[asked] ** 2, 0.0)
+    rounds, which = starts.counts(law, length)
+    operations = linear(rounds, prices.operations, which, price)
     number = (np.arange(longest + 1)[:, None] * rounds).sum(axis=0)
-    return np.stack([mean, variance, busy, operations, rounds.sum(axis=0)[law], number[law]])
+    return np.stack([mean, variance, busy, operations, rounds.sum(axis=0)[which], number[which]])
 
 
 def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:
@@ -230,8 +257,6 @@ def _moments_by_position(choices: Sequence[RoundChoice]) -> list[Moments]:
             found[index] = _of_records(choice, law)
         elif isinstance(law, RecordedProbabilities):
             found[index] = mixed(moments_of_many([choice._replace(law=each) for each in law.chains]))
-        elif isinstance(law, MixedRounds):
-            found[index] = mixed(moments_of_many([choice._replace(law=each) for each in law.levels]), law.weights)
         elif isinstance(law, Chain):
             chains.append(index)
         else:
@@ -312,19 +337,22 @@ def draws_of_records(law: Replay | ReplayRounds, tokens: int) -> Floats:
 
 
 def mixed(parts: Sequence[Moments], weights: Sequence[float] | None = None) -> Moments:
-    """Moments of a mixture of decodings, by default equally likely; `weights` sum to 1.
+    """Moments of a mixture of decodings, or of arrays of them, by default equally likely; `weights` sum to 1.
 
     >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)])[:2]
     (2.0, 4.0)
     >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)], (0.75, 0.25))[:2]
     (1.5, 3.25)
     """
-    time, variance, *rest = np.array(parts).T
-    if weights is None:
-        return Moments(float(time.mean()), float(variance.mean() + time.var()), *(float(values.mean()) for values in rest))
-    by = np.asarray(weights)
-    mean = float(by @ time)
-    return Moments(mean, float(by @ variance + by @ (time - mean) ** 2), *(float(by @ values) for values in rest))
+    by = np.full(len(parts), 1 / len(parts)) if weights is None else np.asarray(weights)
+    time, variance, *rest = np.moveaxis(np.array(parts), 1, 0)
+
+    def mean_of_parts(values: Floats) -> Any:
+        return np.einsum("p,p...->...", by, values)
+
+    mean = mean_of_parts(time)
+    found = mean, mean_of_parts(variance) + mean_of_parts((time - mean) ** 2), *map(mean_of_parts, rest)
+    return Moments(*(each if np.ndim(each) else float(each) for each in found))
 
 
 def mean_of(tally: Tally) -> Moments:

@@ -3,22 +3,31 @@
 The time of a decoding is the sum over start positions s of 1(a round starts at s) t(s), where t may depend on how many tokens the
 round before accepted, since the first draft pass of a round may read them. So the mean is a sum of probability x time, and the mean
 square that of probability x t(s) (t(s) + 2 E[time before s | a round starts at s]).
+
+Where a round starts, and after which, is as likely for every number of tokens that is larger, because only the last round of a
+decoding can accept all of a draft that is cut. So decodings of several lengths share their sums up to the last K positions of each,
+whose drafts are cut (`RoundCells`).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from model.methods.prediction import linear
+from model.methods.rounds.prices_of_rounds import RoundCells
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import Floats
 
 _TOGETHER = 500
 """Pairs of laws and prices that are computed together, so that their arrays stay in the cache of a processor."""
+_POINTS = 2000
+"""Points whose last rounds are computed together."""
+Index = NDArray[np.intp]
 
 
 class RoundStarts(NamedTuple):
@@ -26,6 +35,8 @@ class RoundStarts(NamedTuple):
 
     Parameters
     ----------
+    cells
+        Rounds that are priced.
     chance
         Probability that a round accepts 0, 1, ..., K tokens, shape (K + 1, laws); beyond the last token it ends the decoding.
     mass
@@ -36,35 +47,41 @@ class RoundStarts(NamedTuple):
         Probability that a round starts after one of each kind, shape (kinds, tokens, laws).
     """
 
+    cells: RoundCells
     chance: Floats
     mass: Floats
     kinds: tuple[slice, ...]
     by_kind: Floats
 
     @classmethod
-    def of(cls, longest: int, tokens: int, survival: Floats, *, by_accepted: bool = False) -> RoundStarts:
+    def of(
+        cls, longest: int, tokens: ArrayLike, survival: Floats, *, cut: bool = True, by_accepted: bool = False
+    ) -> RoundStarts:
         """Starts under laws by their `survival`, shape (laws, K); see `round_starts.survival_of`.
 
-        The kinds are not all tokens accepted and all of at least one, or `by_accepted` each number of accepted tokens.
+        `tokens` is the length of all decodings, or several lengths as of `RoundCells`. The kinds are not all tokens accepted and
+        all of at least one, or `by_accepted` each number of accepted tokens.
 
         >>> found = RoundStarts.of(1, 3, np.array([[0.5]]))
         >>> found.mass[:, 0].tolist(), found.by_kind[:, :, 0].tolist()
         ([1.0, 0.5, 0.75], [[1.0, 0.5, 0.25], [0.0, 0.0, 0.5]])
         """
-        ends = round_counts.chain_ends(longest, tokens + longest, survival)  # of the first rounds: not cut
-        chance, mass = ends[0].chance, round_counts.start_masses(round_counts.chain_ends(longest, tokens, survival))
+        cells = RoundCells.of(longest, tokens, cut)
+        most = int(cells.lengths[-1])
+        ends = round_counts.chain_ends(longest, most + longest, survival)  # of the first rounds: not cut
+        chance, mass = ends[0].chance, round_counts.start_masses(ends[longest:])
         bounds = [*range(longest + 2)] if by_accepted else [0, *([longest] if longest else []), longest + 1]
         kinds = tuple(slice(*each) for each in itertools.pairwise(bounds))
         by_kind = np.zeros((len(kinds), *mass.shape))
         by_kind[0, 0] = 1.0
         for kind, accepted in ((kind, each) for kind, every in enumerate(kinds) for each in range(every.start, every.stop)):
-            by_kind[kind, accepted + 1 :] += chance[accepted] * mass[: max(tokens - accepted - 1, 0)]
-        return cls(chance, mass, kinds, by_kind)
+            by_kind[kind, accepted + 1 :] += chance[accepted] * mass[: max(most - accepted - 1, 0)]
+        return cls(cells, chance, mass, kinds, by_kind)
 
     def times(self, prices: Floats, reading: Floats | None) -> Floats:
-        """Times of rounds by kind and start position, of shape (costs, kinds, tokens), from those of `RoundPrices.by_start`.
+        """Times of rounds by kind and cell, of shape (costs, kinds, cells), from those of `RoundPrices.by_start`.
 
-        Those after a completely accepted draft are of the last kind. `reading`, of shape (costs, tokens, K + 1), is added.
+        Those after a completely accepted draft are of the last kind. `reading`, of shape (costs, cells, K + 1), is added.
         """
         if reading is None:
             return prices[:, : len(self.kinds)]
@@ -72,40 +89,144 @@ class RoundStarts(NamedTuple):
         times[:, -1] = prices[:, min(len(self.kinds) - 1, 1)]
         return times + np.swapaxes(reading, 1, 2)
 
-    def mean(self, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
-        """Mean time of pairs of laws and prices; `times` has shape (costs, kinds, tokens)."""
-        return linear(self.by_kind.reshape(-1, self.mass.shape[1]), times.reshape(len(times), -1), law, price)
+    def counts(self, law: Index, length: Index) -> tuple[Floats, Index]:
+        """Mean numbers of rounds that draft 0, 1, ..., K tokens under distinct pairs of laws and lengths, and each pair's index.
 
-    def square(self, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
-        """Mean square of the time of pairs of laws and prices."""
+        The numbers have shape (K + 1, distinct pairs).
+        """
+        laws, lengths, index = self._decodings(law, length)
+        found, drafted = np.zeros((len(self.chance), laws.size)), self.cells.drafted[: self.cells.whole]
+        for count in np.unique(drafted).tolist():
+            here = np.flatnonzero(drafted == count)
+            until = np.clip(self.cells.until[lengths] - here[0], 0, here.size)
+            found[count] = _sums_until(self.mass[here[0] : here[-1] + 1], laws, until)
+        if self.cells.last:
+            found[: self.cells.last] += self._last_masses(laws, lengths).sum(axis=0)[::-1]
+        return found, index
+
+    def mean(self, times: Floats, law: Index, price: Index, length: Index | None = None) -> Floats:
+        """Mean time of pairs of laws and prices, each of its length; `times` has shape (costs, kinds, cells)."""
+        cells, which = self.cells, np.zeros_like(law) if length is None else length
+        if cells.lengths.size == 1:
+            return linear(self.by_kind.reshape(-1, self.mass.shape[1]), times.reshape(len(times), -1), law, price)
+        found, until = np.empty(law.size), cells.until[which]
+        laws, prices, pair = _distinct(law, price)
+        for at, part in _in_parts(pair, laws.size, _TOGETHER):
+            own = slice(at, at + _TOGETHER)
+            whole = self.by_kind[:, : cells.whole, laws[own]]
+            spent = np.einsum("ktp,pkt->tp", whole, times[prices[own], :, : cells.whole])
+            found[part] = _sums_until(spent, pair[part] - at, until[part])
+        if not cells.last:
+            return found
+        laws, lengths, decoding = self._decodings(law, which)
+        mass, time = self._last_masses(laws, lengths), np.moveaxis(cells.of_last(times), -1, 1)
+        events = mass.shape[0] * mass.shape[1]
+        priced = price * cells.lengths.size + which
+        return found + linear(mass.reshape(events, -1), time.reshape(-1, events), decoding, priced)
+
+    def square(self, times: Floats, law: Index, price: Index, length: Index | None = None) -> Floats:
+        """Mean square of the time of pairs of laws and prices, as of `mean`."""
+        cells, which = self.cells, np.zeros_like(law) if length is None else length
+        laws, prices, pair = _distinct(law, price)
         found = np.empty(law.size)
-        for at in range(0, law.size, _TOGETHER):
-            part = slice(at, at + _TOGETHER)
-            found[part] = self._square(times, law[part], price[part])
+        for at, part in _in_parts(pair, laws.size, _TOGETHER):
+            own = slice(at, at + _TOGETHER)
+            until, square = self._first_rounds(times, laws[own], prices[own])
+            found[part] = _sums_until(square, pair[part] - at, cells.until[which[part]])
+            for begin in range(0, part.size if cells.last else 0, _POINTS):
+                some = part[begin : begin + _POINTS]
+                found[some] += self._last_rounds(times, law[some], price[some], which[some], until, pair[some] - at)
         return found
 
-    def _windows(self) -> list[slice]:
-        """Start positions of rounds before a round, of the last K + 1 positions, by kind."""
-        return [slice(len(self.chance) - each.stop, len(self.chance) - each.start) for each in self.kinds]
+    def _decodings(self, law: Index, length: Index) -> tuple[Index, Index, Index]:
+        """Distinct pairs of laws and lengths, and the index of each pair; all laws if there is one length."""
+        if self.cells.lengths.size == 1:
+            laws = np.arange(self.mass.shape[1])
+            return laws, np.zeros_like(laws), law
+        return _distinct(law, length)
 
-    def _square(self, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
+    def _last_masses(self, law: Index, length: Index) -> Floats:
+        """Probability of a round's start at the last positions of decodings; shape (kinds, last, decodings)."""
+        start = self.cells.last_starts[:, length]
+        return np.where(start >= 0, self.by_kind[:, np.maximum(start, 0), law], 0.0)
+
+    def _first_rounds(self, times: Floats, law: Index, price: Index) -> tuple[Floats, Floats]:
+        """Mean time until the end of the round from each position, and the terms of the mean square, of pairs.
+
+        Both are of the first cells only. The former is times the probability of a start there, has shape (K + 1 + positions,
+        pairs), and is 0 before the first position. The latter has shape (positions, pairs).
+        """
         laws, prices = (each[:1] if (each == each[0]).all() else each for each in (law, price))
-        longest, tokens = len(self.chance) - 1, len(self.mass)
+        size, whole = len(self.chance), self.cells.whole
         chance = np.ascontiguousarray(self.chance[::-1, laws])  # the earliest start of the round before is first
-        time = np.ascontiguousarray(np.moveaxis(times[prices], 0, -1))  # (kinds, tokens, pairs)
-        spent = self.by_kind[..., laws] * time
+        time = np.ascontiguousarray(np.moveaxis(times[prices, :, :whole], 0, -1))  # (kinds, positions, pairs)
+        spent = self.by_kind[:, :whole, laws] * time
         of_round = spent.sum(axis=0)
-        # Mean time until the end of the round from each position, and until the start by kind, with their probabilities.
-        until = np.zeros((longest + 1 + tokens, of_round.shape[1]))
-        before = np.zeros_like(spent)
-        steps = [(before[kind], chance[own], own) for kind, own in enumerate(self._windows())]
-        for start in range(tokens):
-            rows, found = until[start : start + longest + 1], of_round[start]
-            for times_before, chances, own in steps:
-                here = times_before[start]
-                np.einsum("ap,ap->p", chances, rows[own], out=here)
-                found += here
-            until[start + longest + 1] = found
-        before *= 2
-        before += spent
-        return np.asarray(np.einsum("ktp,ktp->p", time, before))
+        until = np.zeros((size + whole, of_round.shape[1]))
+        before = np.zeros_like(of_round)  # mean time until the start of a round
+        if laws.size == 1 < whole:
+            until[size:] = round_counts.followed(of_round, chance[::-1, 0])
+            np.subtract(until[size:], of_round, out=before)
+        else:
+            for start in range(whole):
+                np.einsum("ap,ap->p", chance, until[start : start + size], out=before[start])
+                np.add(before[start], of_round[start], out=until[start + size])
+        return until, self._squares(time, spent, before, chance, [until[start : start + whole] for start in range(size)])
+
+    def _last_rounds(
+        self, times: Floats, law: Index, price: Index, length: Index, until: Floats, pair: Index
+    ) -> Floats:
+        """Terms of the mean square of the last rounds of points, from what precedes them (`_first_rounds`) in each pair."""
+        cells, size = self.cells, len(self.chance)
+        chance, found = self.chance[::-1, law], np.zeros(law.size)
+        time = np.moveaxis(cells.of_last(times)[price, :, :, length], 0, -1)  # (kinds, last, points)
+        spent = self._last_masses(law, length) * time
+        rows = np.empty((size + cells.last, law.size))
+        rows[:size] = until[cells.until[length] + np.arange(size)[:, None], pair]
+        for place in range(cells.last):
+            own = rows[place : place + size]
+            before = np.einsum("ap,ap->p", chance, own)
+            found += self._squares(time[:, place], spent[:, place], before, chance, own)
+            rows[size + place] = before + spent[:, place].sum(axis=0)
+        return found
+
+    def _squares(self, time: Floats, spent: Floats, before: Floats, chance: Floats, rows: Sequence[Floats] | Floats) -> Floats:
+        """Terms of the mean square: time x (probability x time + 2 mean time before), by kind.
+
+        `rows` has the mean time until the end of the round K + 1, ..., 1 positions before, which lead to the start with
+        probabilities `chance`. All kinds but the first are of one number of accepted tokens.
+        """
+        found = np.einsum("k...,k...->...", time, spent)
+        found += 2 * time[0] * before
+        for kind, accepted in enumerate(self.kinds[1:], 1):
+            row = len(chance) - 1 - accepted.start
+            found += 2 * (time[kind] - time[0]) * chance[row] * rows[row]
+        return np.asarray(found)
+
+
+def _distinct(one: Index, other: Index) -> tuple[Index, Index, Index]:
+    """Distinct pairs of two indices, in rising order, and the index of each pair."""
+    size = int(other.max(initial=0)) + 1
+    keys, index = np.unique(one * size + other, return_inverse=True)
+    return keys // size, keys % size, index
+
+
+def _in_parts(index: Index, number: int, size: int) -> list[tuple[int, Index]]:
+    """Places of indices 0 to `size` - 1, `size` to 2 `size` - 1, ... below `number`, with the first index of each part."""
+    if number <= size:
+        return [(0, np.arange(index.size))]
+    order = np.argsort(index, kind="stable")
+    begins = np.arange(0, number, size)
+    return [*zip(begins.tolist(), np.split(order, np.searchsorted(index[order], begins[1:])), strict=True)]
+
+
+def _sums_until(values: Floats, column: Index, until: NDArray[np.int64]) -> Floats:
+    """Sums of the first `until` rows of columns of `values`.
+
+    >>> _sums_until(np.array([[1.0, 2.0], [4.0, 8.0]]), np.array([0, 1, 1]), np.array([1, 2, 0])).tolist()
+    [1.0, 10.0, 0.0]
+    """
+    if (until == len(values)).all():
+        return np.asarray(values.sum(axis=0)[column])
+    sums = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
+    return np.asarray(sums[until, column])

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,13 +33,13 @@ from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds.prices_of_rounds import (
+    RoundCells,
     RoundPrices,
-    drafted_by_start,
     slowest_of,
-    sums_before,
+    sums_between,
     sums_from,
-    times_by_start,
     times_by_width,
+    times_of_cells,
 )
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import predict_rounds
@@ -95,18 +95,21 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
 
 def _operations(parameters: Parameters) -> Floats:
     """Arithmetic of rounds with 0, 1, ..., `draft_length` drafted tokens, in units of one token in the target."""
-    drafted, part = np.arange(parameters.draft_length + 1.0), parameters.drafting_layers / parameters.layers
-    found = (1.0 + drafted) * (1 - part if parameters.reuse else 1.0) + drafted * part + (part if parameters.reuse else 0.0)
-    found[0] = 1.0
-    return found
+    return 1.0 + np.arange(parameters.draft_length + 1.0) * (1.0 + _drafting_ratio(parameters))
 
 
-def _prices_by_start(parameters: Parameters, cost: StepCosts, tokens: int) -> RoundPrices:
-    """`round_prices` for rounds with `drafted_by_start` tokens: by start position only, if times depend on it."""
+def _drafting_ratio(parameters: Parameters) -> float:
+    """Operations of drafting a token that its verification does not spare, relative to a pass of the target."""
+    return 0.0 if parameters.reuse else parameters.drafting_layers / parameters.layers
+
+
+def _prices_by_start(parameters: Parameters, cost: StepCosts, tokens: ArrayLike) -> RoundPrices:
+    """`round_prices` by cell only, if times depend on the position; see `RoundCells`."""
     if cost.uniform:
-        return round_prices(parameters, cost, tokens=tokens)
-    longest, start = parameters.draft_length, np.arange(tokens)
-    drafted, at = drafted_by_start(longest, tokens, parameters.cut), np.arange(tokens + longest)
+        return round_prices(parameters, cost)
+    longest = parameters.draft_length
+    cells = RoundCells.of(longest, tokens, parameters.cut)
+    start, drafted, at = cells.start, cells.drafted, np.arange(cells.lengths[-1] + longest)
     span = parameters.late if parameters.reuse else parameters.whole
     shape = PassShape(parameters.early, heads=1, within_step=True, context_budget=parameters.context_budget)
 
@@ -114,8 +117,7 @@ def _prices_by_start(parameters: Parameters, cost: StepCosts, tokens: int) -> Ro
         whole = PassShape(span, width=width, heads=width, joins=parameters.reuse)
         return cost.plain_times(at) if width == 1 else cost.times(whole, at)
 
-    until = sums_before(cost.times(shape, at))
-    time = times_by_start(verify, drafted + 1) + (until[..., start + drafted] - until[..., :tokens])
+    time = times_of_cells(verify, drafted + 1, start) + sums_between(cost.times(shape, at), start, drafted)
     if parameters.reuse:
         last = cost.times(PassShape(parameters.early, within_step=True), at)
         time = time + np.where(drafted > 0, last[..., start + drafted], 0.0)
@@ -139,7 +141,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, computed together."""
-    return predict_rounds(points, lambda parameters, tokens, cost: (_prices_by_start(parameters, cost, tokens), None))
+
+    def prices(parameters: Parameters, tokens: NDArray[np.int64], cost: StepCosts) -> tuple[RoundPrices, None]:
+        return _prices_by_start(parameters, cost, tokens), None
+
+    return predict_rounds(points, prices, lambda of: np.asarray(_drafting_ratio(of.parameters)))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -167,11 +173,23 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
 
 def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceLaw]) -> Work | None:
     """`work` under each of several laws, as arrays of shape (laws,); None if one of them is of records."""
+    found = work_of_lengths(parameters, np.array([tokens]), laws)
+    return None if found is None else found.at((slice(None), 0))
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[AcceptanceLaw]) -> Work | None:
+    """`work` of several numbers of tokens, which rise, as arrays of shape (laws, lengths).
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = work_of_lengths(Parameters(32, 8, 3), np.array([1, 128]), [Iid(0.79)]).by_model["target"]
+    >>> (found.layer_passes / 32 / [1, 128]).round(3).tolist()
+    [[1.0, 1.373]]
+    """
     known = [law for law in laws if isinstance(law, Chain | Rounds)]
     if len(known) < len(laws):
         return None
-    place, most = np.arange(tokens), parameters.draft_length
-    count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
+    cells = RoundCells.of(parameters.draft_length, lengths, parameters.cut)
+    place, count = cells.start, cells.drafted
     early, late, layers = parameters.drafting_layers, parameters.layers - parameters.exit_layer, parameters.layers
     drafting, width = count > 0, count + 1
     ahead = place * width + width * (width + 1) / 2  # positions that the tokens of a verification attend to
@@ -185,8 +203,9 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
         lower + 1, runs, lower * early + verified * width, read * early + verified * ahead,
         read * early + verified * (place + width), count + 1, count + width,
     )  # fmt: skip
-    mass = starts_of_laws(most, tokens, known).mass
-    passes, layer_runs, layer_passes, attended, rows, head_runs, heads = np.einsum("tl,kt->kl", mass, np.stack(of_round))
+    mass = starts_of_laws(parameters.draft_length, int(lengths[-1]), known).mass
+    sums: Any = cells.sums(mass, *of_round)
+    passes, layer_runs, layer_passes, attended, rows, head_runs, heads = sums
     return Work({"target": Totals(passes, layer_runs, layer_passes, attended, rows, head_runs=head_runs, heads=heads)})
 
 

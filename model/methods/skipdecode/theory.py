@@ -118,7 +118,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; the passes of a schedule are priced at all costs together."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.largest_pass, together="uniform")
+    return predict_by_decoding(_predict_together, points, lambda parameters: parameters.largest_pass, together="always")
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
@@ -161,15 +161,19 @@ def _time(parameters: Parameters, tokens: int, cost: StepCosts) -> Any:
 
 
 def _times_until(parameters: Parameters, tokens: int, cost: StepCosts) -> Floats:
-    """Time of a single sequence of 1, 2, ..., `tokens` tokens, at several `uniform` costs; shape (costs, tokens).
+    """Time of a single sequence of 1, 2, ..., `tokens` tokens, at several costs; shape (costs, tokens).
 
     The layers of a token do not depend on the tokens after it.
     """
     parameters.check_tokens(tokens)
     budgets, which = np.unique(schedule(parameters, tokens), return_inverse=True)
-    spans = [LayerSpan(0, parameters.layers, skipped(parameters, budget)) for budget in budgets.tolist()]
-    each = np.stack([cost.times(PassShape(span, heads=1)) for span in spans], axis=-1)
-    return np.asarray(each @ (which == np.arange(budgets.size)[:, None]).cumsum(axis=1))
+    shapes = [PassShape(LayerSpan(0, parameters.layers, skipped(parameters, budget)), heads=1) for budget in budgets.tolist()]
+    if cost.uniform:
+        each = np.stack([cost.times(shape) for shape in shapes], axis=-1)
+        return np.asarray(each @ (which == np.arange(budgets.size)[:, None]).cumsum(axis=1))
+    places = [np.flatnonzero(which == number) for number in range(budgets.size)]
+    times = np.concatenate([cost.times(shape, at) for shape, at in zip(shapes, places, strict=True)], axis=-1)
+    return np.cumsum(times[..., np.argsort(np.concatenate(places))], axis=-1)
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Any, account: Account) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from numpy.typing import ArrayLike
+
 from model.costs.step_costs import StepCosts
 from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundPrices, head_prices, prices_by_start
 from model.methods.speculative.algorithm import Parameters
 
 
-def prices_of(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[RoundPrices, ReadingTimes | None]:
-    """Prices of rounds of one sequence of `tokens` tokens, and what is added for accepted tokens.
+def prices_of(parameters: Parameters, tokens: ArrayLike, cost: StepCosts) -> tuple[RoundPrices, ReadingTimes | None]:
+    """Prices of rounds of one sequence of `tokens` tokens, or of several numbers of them, and what is added for accepted tokens.
 
     See `prices_of_rounds.prices_by_start` and `head_prices`.
     """

@@ -27,7 +27,7 @@ from model.interpret.account import Account, Totals, Work, attended_within
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, predict_by_decoding
-from model.methods.rounds.prices_of_rounds import operations_of, round_prices, slowest_of
+from model.methods.rounds.prices_of_rounds import RoundCells, operations_of, round_prices, slowest_of
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import predict_rounds
 from model.methods.rounds.round_starts import starts_by_accepted, starts_of_laws
@@ -75,7 +75,11 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
 
 def _of_one_sequence(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of one sequence, or of one of a batch that is kept full."""
-    return predict_rounds(points, prices_of)
+
+    def kinds(parameters: Parameters) -> int:
+        return parameters.draft_length + 2 if parameters.reads_states else 2
+
+    return predict_rounds(points, prices_of, lambda of: of.operations("draft"), kinds)
 
 
 def _of_one_after_another(points: PredictionPoints[Parameters]) -> Prediction:
@@ -143,33 +147,44 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     """`work` under each of several laws, as arrays of shape (laws,); None if one of them is of records."""
     if parameters.decoded_sequences > 1:
         return static_batches.work_of_laws(parameters, tokens, laws)
+    found = work_of_lengths(parameters, np.array([tokens]), laws)
+    return None if found is None else found.at((slice(None), 0))
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[AcceptanceLaw]) -> Work | None:
+    """`work` of a single sequence of several numbers of tokens, which rise, as arrays of shape (laws, lengths).
+
+    >>> found = work_of_lengths(Parameters(40, draft_length=1), np.array([1, 3]), [Iid(0.5), Iid(1.0)])
+    >>> found.by_model["target"].passes.tolist(), found.by_model["draft"].passes.tolist()
+    ([[1.0, 2.25], [1.0, 2.0]], [[0.0, 1.5], [0.0, 1.0]])
+    """
     known = [law for law in laws if isinstance(law, Chain | Rounds)]
     if len(known) < len(laws):
         return None
-    most, place = parameters.draft_length, np.arange(tokens)
-    mass: Any
-    after_whole: Any
+    most, tokens = parameters.draft_length, int(lengths[-1])
+    cells, place = RoundCells.of(most, lengths, parameters.cut), np.arange(tokens)
     mass, after_whole = starts_of_laws(most, tokens, known)  # (tokens, laws)
-    count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
+    start, count = cells.start, cells.drafted
     drafts, width = count > 0, count + 1
-    held = np.minimum(place, np.inf if parameters.context_budget is None else parameters.context_budget)
-    reading = attended_within(place, count, parameters.context_budget)
-    of_round = np.ones(tokens), width, place * width + width * (width + 1) / 2, place + width
-    more = count, reading, drafts, np.where(drafts, place + count, 0)
-    runs, verified, seen, rows, drafted, read, passes, last_rows = _weighed(mass, *of_round, *more)
+    held = np.minimum(start, np.inf if parameters.context_budget is None else parameters.context_budget)
+    reading = attended_within(start, count, parameters.context_budget)
+    of_round = np.ones(start.size), width, start * width + width * (width + 1) / 2, start + width
+    more = count, reading, drafts, np.where(drafts, start + count, 0)
+    sums: Any = cells.sums(mass, *of_round, *more)
+    runs, verified, seen, rows, drafted, read, passes, last_rows = sums
     layers, deep = parameters.layers, parameters.draft_layers
     target = Totals(runs, layers * runs, layers * verified, layers * seen, layers * rows, head_runs=runs, heads=verified)
     if parameters.reads_states:
-        after = starts_by_accepted(most, tokens, known) * drafts[:, None]
-        accepted = np.arange(most + 1)
+        after, accepted = starts_by_accepted(most, tokens, known), np.arange(most + 1)
         # Accepted tokens that are read again are at the positions before the start of the round; each sees those up to itself.
         before = accepted * place[:, None] - accepted * (accepted - 1) / 2
-        again, attended_again, rows_again = after.sum(axis=1) @ accepted, (after * before).sum(axis=(1, 2)), np.zeros(len(known))
+        again, attended_again = (cells.sums(each.T, drafts)[0] for each in (after @ accepted, (after * before).sum(axis=2)))
+        rows_again = np.zeros_like(again)
     else:
         # The first pass also reads the token before: its two tokens see one and two positions more than are held before them.
-        ahead = np.minimum(place - 1, held)
+        ahead = np.minimum(start - 1, held)
         of_read = drafts, drafts * (2 * ahead + 2 - held), drafts * (ahead + 1 - held)
-        again, attended_again, rows_again = _weighed(after_whole, *of_read)
+        again, attended_again, rows_again = cells.sums(after_whole, *of_read)
     if not parameters.drafts_in_one_pass:
         passes, last_rows = drafted, read + rows_again
     draft = Totals(
@@ -177,11 +192,6 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
         rows_read=last_rows * deep, head_runs=passes, heads=drafted,
     )  # fmt: skip
     return Work({"target": target, "draft": draft} if passes.any() else {"target": target})
-
-
-def _weighed(mass: Floats, *values: ArrayLike) -> Floats:
-    """Sums over positions of probability x value, shape (values, laws); without a threaded library, as `prediction.linear`."""
-    return np.asarray(np.einsum("tl,tk->kl", mass, np.stack(values, axis=1)))
 
 
 # --- One round: Eq. 1 and its law -----------------------------------------------------------------------------------
