@@ -303,16 +303,36 @@ class UnitCosts(UnitCost):
 
 
 class OneAfterAnother(StepCosts):
-    """Costs of several parts, each of which has a leading axis of costs."""
+    """Costs of several parts, each of which has a leading axis of costs.
+
+    Times that depend on the position are kept by shape of passes: methods whose parameters differ ask for the same passes.
+    """
 
     def __init__(self, parts: Sequence[StepCosts]) -> None:
         self.parts = parts
         self.layers, self.uniform = parts[0].layers, parts[0].uniform
         for name in ("link", "promotion", "draft_devices"):
             setattr(self, name, np.concatenate([getattr(each, name) for each in parts]))
+        self._kept: dict[PassShape, Floats] = {}
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` positions, by cost."""
+        where = np.asarray(at)
+        if self.uniform or where.dtype.kind not in "iu" or not where.ndim or any(map(np.ndim, shape[2:5])):  # widths are arrays
+            return self._times(shape, where)
+        index, last = as_slice(where), int(where.max(initial=0))
+        found = self._kept.get(shape)
+        if found is None or found.shape[1] <= last:
+            if (last + _GROWTH) * len(self.link) > _FEW_TIMES:  # type: ignore[arg-type]
+                return self._times(shape, where)
+            found = self._times(shape, np.arange(last + _GROWTH))
+            if sum(each.size for each in self._kept.values()) > _MOST_KEPT:
+                self._kept.clear()
+            found.flags.writeable = False
+            self._kept[shape] = found
+        return found[:, index]
+
+    def _times(self, shape: PassShape, at: NDArray[Any]) -> Floats:
         return np.concatenate([each.times(shape, at) for each in self.parts])
 
     def dispatching(self, processes: int) -> Any:
@@ -343,6 +363,25 @@ class OneAfterAnother(StepCosts):
     def with_middle(self, at: int) -> OneAfterAnother:
         """See `StepCosts`."""
         return OneAfterAnother([each.with_middle(at) for each in self.parts])
+
+
+_GROWTH = 16
+"""Positions after the last one, up to which times are also computed, since rounds go beyond the last token."""
+_FEW_TIMES = 60_000
+"""Times of a pass up to which they are kept: where there are more, what each call takes besides them is small."""
+_MOST_KEPT = 2_000_000
+"""Numbers in the times that are kept: 16 MB."""
+
+
+def as_slice(index: NDArray[Any]) -> slice | NDArray[Any]:
+    """The same index as a slice if it is of consecutive numbers.
+
+    >>> as_slice(np.array([3, 4, 5])), as_slice(np.array([3, 5]))
+    (slice(3, 6, None), array([3, 5]))
+    """
+    if index.ndim == 1 and index.size > 1 and index[-1] - index[0] == index.size - 1 and (np.diff(index) == 1).all():
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
 
 
 class PricedTogether(StepCosts):

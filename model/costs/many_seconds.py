@@ -359,7 +359,7 @@ class _TimesByContext:
             seconds, error = (self._gathered(values, each) for values in self._tables.total(self._plain))
             whole = seconds + step[:, None]
             self._plain_errors = positions, np.divide(seconds * error, whole, out=np.zeros_like(whole), where=whole > 0)
-        return self._plain_errors[1][:, _as_slice(at)]
+        return self._plain_errors[1][:, many_costs.as_slice(at)]
 
     @property
     def _plain(self) -> PassShape:
@@ -394,20 +394,13 @@ class _TimesByContext:
 
     def _gathered(self, by_context: Floats, at: NDArray[Any]) -> Floats:
         """Values at these positions, with a leading axis of prompts: 1 if they are the same for all costs."""
-        where = _as_slice(at)
+        where = many_costs.as_slice(at)
         if isinstance(where, slice) and self._offsets.size == 1:
             begin = int(self._offsets[0])
             return by_context[None, begin + where.start : begin + where.stop]
         if isinstance(where, slice) and self._offsets.size * at.size > _FEW_TIMES:
             return np.asarray(np.lib.stride_tricks.sliding_window_view(by_context, at.size)[self._offsets + where.start])
         return np.asarray(by_context[self._offsets.reshape(-1, *(1,) * at.ndim) + at])
-
-
-def _as_slice(index: NDArray[Any]) -> slice | NDArray[Any]:
-    """The same index as a slice if it is of consecutive numbers."""
-    if index.ndim == 1 and index.size > 1 and index[-1] - index[0] == index.size - 1 and (np.diff(index) == 1).all():
-        return slice(int(index[0]), int(index[-1]) + 1)
-    return index
 
 
 _GROWTH = 16

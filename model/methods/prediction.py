@@ -351,7 +351,7 @@ def predict_by_decoding(
     used, price = np.unique(rank[points.choice[order]], return_inverse=True)
     chosen, starts = by_kind[used], np.searchsorted(price, np.arange(used.size + 1))
     found = []
-    known: dict[Any, StepCosts] = {}
+    known: dict[Any, Any] = {}
     for (parameters, _, _, uniform), index in number.items():
         mine = np.flatnonzero(kind[chosen] == index)
         if not mine.size:
@@ -390,13 +390,13 @@ def _lengths_apart(group: ChoiceGroup[Any], *, together: bool) -> tuple[list[int
 
 
 def _joined_costs(
-    groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp], known: dict[Any, StepCosts],
+    groups: GroupedChoices[Any], choices: NDArray[np.intp], group: NDArray[np.intp], known: dict[Any, Any],
     *, distinct: bool = False,
 ) -> tuple[StepCosts, NDArray[np.intp] | None]:  # fmt: skip
     """Costs of these choices as one, and the index of each choice's; None if each choice has its own.
 
-    `group` has the group of each choice, and `known` the joined costs of other choices. Equal costs of a group are one where
-    `distinct`.
+    `group` has the group of each choice. `known` has the joined costs of other choices with their parts: parameters that differ may
+    have the same costs. Equal costs of a group are one where `distinct`.
     """
     bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), group.size]
     parts: list[Sequence[StepCosts]] = []
@@ -411,12 +411,12 @@ def _joined_costs(
             begin += len(part)
         parts.append(part)
     which_of = np.concatenate(index) if distinct else None
-    if any(isinstance(costs, Varied) for costs in parts):
-        return many_costs.joined_groups(parts), which_of
-    key = tuple([id(cost) for costs in parts for cost in costs])  # parameters that differ may have the same costs
+    key = tuple([each for costs in parts for each in ([id(costs)] if isinstance(costs, Varied) else map(id, costs))])
     if key not in known:
-        known[key] = many_costs.joined_groups(parts)
-    return known[key], which_of
+        if any(isinstance(costs, Varied) for costs in parts):
+            known.clear()  # parts of these may be made anew for each block: the last ones are held only
+        known[key] = parts, many_costs.joined_groups(parts)
+    return known[key][1], which_of
 
 
 def _costs_at(costs: Sequence[StepCosts], places: NDArray[np.intp]) -> Sequence[StepCosts]:

@@ -87,6 +87,15 @@ class RankRates(RankLaw):
             )
         self.weights: tuple[float, ...] = tuple((given / given.sum()).tolist())
         self.by_sequence = by_sequence
+        self._key = [[row.tobytes() for row in table] for table in self.rates], self.weights, by_sequence
+        self._hash = hash((self.rates[0][0].tobytes(), self.weights, by_sequence))
+
+    def __eq__(self, other: object) -> bool:
+        """True for a law of the same rates and weights: what is kept of one is that of the other."""
+        return isinstance(other, RankRates) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def depth(self) -> int:

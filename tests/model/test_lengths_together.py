@@ -24,10 +24,12 @@ from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
+from model.methods.ngram import lookup_rounds
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds.round_laws import MixedRounds, Rounds
+from model.methods.tree import tree_lengths
 from model.outcomes import round_counts
-from model.outcomes.lookup_laws import Lookups
+from model.outcomes.lookup_laws import Lookups, ReplayedLookups
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay
 from model.outcomes.rank_laws import RankRates
 from tests.support.tiers import examples
@@ -45,6 +47,7 @@ LONGEST = 40
 RATES = [Iid(0.0), Iid(0.3), Iid(0.8), Iid(1.0)]
 DECISIONS = [Independent(0.0, 0.0), Independent(0.2, 0.1), Independent(1.0, 0.0), Independent(0.3, 1.0)]
 RANKS = [RankRates([[[rate, 0.1]] * 2]) for rate in (0.2, 0.7)]
+DEEP_RANKS = [RankRates([[[rate, 0.1]] * 5]) for rate in (0.2, 0.7, 0.9)]
 EXITS = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]))
 EXITS_OF_THREE = Depths(exit_pmf([0.2, 0.0, 0.5, 0.1, 0.0, 0.0, 0.3, 1.0]), 3)
 BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
@@ -80,10 +83,31 @@ CASES = {
         "tree", {"shape": "full", "draft_depth": 2, "width": 2},
         [*RANKS, RankRates([[[0.6, 0.2]] * 2, [[0.3, 0.1]] * 2], [0.5, 0.5], by_sequence=True)],
     ),
+    "tree of many levels": Decodings("tree", {"shape": "full", "draft_depth": 5, "width": 2}, DEEP_RANKS),
+    "tree, kept full": Decodings("tree", {"shape": "full", "draft_depth": 3, "width": 2, "sequences": 4}, DEEP_RANKS),
+    "tree, heads": Decodings("tree", {"shape": "full", "draft_depth": 3, "width": 2, "drafter": "heads"}, DEEP_RANKS),
+    "tree, parallel": Decodings(
+        "tree", {"shape": "listed", "parents": (-1, -1, 0, 1, 2), "drafter": "parallel", "sequences": 2, "batching": "lockstep"},
+        DEEP_RANKS,
+    ),
+    "tree by confidence": Decodings(
+        "tree",
+        {"shape": "eagle-2", "draft_depth": 4, "width": 2, "nodes": 4, "rank_rates": (((0.7, 0.2),) * 4, ((0.4, 0.3),) * 4)},
+        [RankRates([[[rate, 0.2]] * 4, [[0.3, 0.1]] * 4], [0.3, 0.7]) for rate in (0.4, 0.7)],
+    ),
+    "tree, drafts and classes of drafts": Decodings(
+        "tree", {"shape": "full", "draft_depth": 2, "width": 2},
+        [*RANKS, RankRates([[[0.6, 0.2]] * 2, [[0.3, 0.1]] * 2], [0.5, 0.5])],
+    ),
     "ngram": Decodings("ngram", {"draft_length": 3}, [Lookups.of_rates(0.4, rate, 3) for rate in (0.0, 0.6)]),
     "ngram, kept full": Decodings("ngram", {"draft_length": 5, "sequences": 3}, [Lookups.of_rates(0.4, 0.6, 5)]),
     "ngram, in stretches": Decodings(
         "ngram", {"draft_length": 4}, [Lookups.of_rates(rates, 0.6, 4) for rates in ((0.2, 0.7), (0.4, 0.4))],
+    ),
+    "ngram, two kinds of matches": Decodings(
+        "ngram", {"draft_length": 6},
+        [Lookups([0.3, 0.2], [1, 5], [[rate], [rate, 0.4, 0.3, 0.3, 0.1]]) for rate in (0.5, 0.9)]
+        + [Lookups([0.5], [6], [[0.6] * 6]), ReplayedLookups([[2, 0, 3, 1] * 10], [[1, 0, 3, 0] * 10])],
     ),
     "ppd": Decodings("ppd", {"exit_layer": 5, "candidates": 2}, MATCHES),
     "ppd, eager": Decodings("ppd", {"exit_layer": 5, "candidates": 2, "form": "eager"}, MATCHES),
@@ -222,6 +246,19 @@ def _require_alike(case: Decodings, group: ChoiceGroup[Any], pairs: NDArray[np.i
             scale = time**2 if column == "latency_variance" else np.abs(values)
             assert (np.isnan(ours) == np.isnan(values)).all(), column
             assert (np.abs(ours - values)[~np.isnan(values)] <= (tolerance * scale)[~np.isnan(values)]).all(), column
+
+
+@pytest.mark.parametrize("name", ["tree of many levels", "tree, kept full", "ngram, two kinds of matches"])
+def test_lengths_in_small_blocks_are_predicted_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, lengths = CASES[name], np.repeat(np.arange(1, 13), 3)
+    parameters = registry.parameters(case.method)(layers=8, **case.parameters)
+    prompts = np.tile([0, 700, 9000], 12)
+    group = ChoiceGroup(parameters, lengths, VariedSeconds(HARDWARE, 36, {"prompt": prompts, "middle": lengths // 2}))
+    monkeypatch.setattr(tree_lengths, "_DECODINGS", 24)
+    monkeypatch.setattr(lookup_rounds, "_CELLS", 200)
+    monkeypatch.setattr(lookup_rounds, "_PAIRS", 5)
+    pairs = np.stack(np.meshgrid(np.arange(36), np.arange(len(case.laws))), axis=-1).reshape(-1, 2)
+    _require_alike(case, group, pairs, 1e-11)
 
 
 @given(st.data())

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.costs.layer_times import UnitCost
@@ -12,16 +12,26 @@ from model.interpret.account import Totals
 from model.methods import registry
 from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit.finite_early_exit import Depths
+from model.methods.ngram import theory as ngram_theory
 from model.methods.ppd import theory
 from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import theory as speculative
+from model.methods.tree import theory as tree_theory
+from model.outcomes.lookup_laws import Lookups, ReplayedLookups
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
+from model.outcomes.rank_laws import RankRates
+from tests.support.tiers import examples
 
 LAYERS = 12
 NOTHING = Totals(*[0.0] * len(Totals._fields))
 RECORDED = Replay(np.array([[1, 0, 1, 1] * 10, [0, 1, 1, 0] * 10]))
 MATCHES = [Iid(0.0), Iid(0.3), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9] * 20), RECORDED]
 DEPTHS = [None, *(Depths(np.roll([0.5, 0.2, 0.2, 0.1, *[0.0] * (LAYERS - 4)], by)) for by in (0, 3, LAYERS - 1))]
+RANKS = [RankRates([[[rate, 0.2]] * 3]) for rate in (0.0, 0.3, 0.8)]
+CLASSES = [RankRates([[[rate, 0.2]] * 3, [[0.2, 0.1], [0.1, 0.0], [0.9, 0.1]]], [0.3, 0.7]) for rate in (0.4, 0.7)]
+BY_SEQUENCE = [RankRates(law.rates, weights, by_sequence=True) for law, weights in zip(CLASSES, ([1, 0], [0.2, 0.8]), strict=True)]
+GROWING = {"shape": "eagle-2", "draft_depth": 3, "width": 2, "nodes": 4, "rank_rates": (((0.5, 0.3),) * 3, ((0.3, 0.2),) * 3)}
+LOOKUPS = [Lookups.of_rates(hits, 0.6, 4) for hits in (0.0, 0.4, (0.2, 0.7), 1.0)]
 DECISIONS = [Independent(0.0, 0.0), Independent(0.2, 0.1), Independent(1.0, 0.0), Independent(0.3, 1.0)]
 ACCEPTANCE = [Iid(0.0), Iid(0.6), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9] * 20), Rounds([0.9, 0.5, 0.5, 0.1, 0.0])]
 INDEPENDENT = [Iid(0.0), Iid(0.3), Rounds([0.9, 0.5, 0.5, 0.1, 0.0]), Iid(1.0)]
@@ -47,10 +57,21 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("self_speculative", {"exit_layer": 4, "draft_length": 3}, ACCEPTANCE),
     ("self_speculative", {"exit_layer": 4, "draft_length": 5, "reuse": False}, INDEPENDENT),
     ("skipdecode", {"prompt": 1, "sequence_length": 41, "min_layers": 5, "max_layers": 5, "warm_up": 2}, [None]),
+    ("tree", {"shape": "full", "draft_depth": 2, "width": 2}, RANKS),
+    ("tree", {"shape": "full", "draft_depth": 3, "width": 2, "context_budget": 5}, [*RANKS, RANKS[0]]),
+    ("tree", {"shape": "full", "draft_depth": 3, "width": 2, "sequences": 4}, RANKS),
+    ("tree", {"shape": "listed", "parents": (-1, -1, 0, 1, 2), "drafter": "parallel"}, RANKS),
+    ("tree", {**GROWING, "drafter": "heads"}, CLASSES),
+    ("tree", GROWING, BY_SEQUENCE),
+    ("ngram", {"draft_length": 4}, LOOKUPS),
+    ("ngram", {"draft_length": 4, "sequences": 3}, LOOKUPS),
+    ("ngram", {"draft_length": 6}, [Lookups([0.3, 0.2], [1, 5], [[0.5], [0.9, 0.8, 0.3, 0.3, 0.1]])]),
 ]
 
 
-@given(st.sampled_from(EXAMPLES), st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True))
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example[0])
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True))
+@settings(max_examples=examples(10, 100), deadline=None)
 def test_lengths_together_are_lengths_alone(example: tuple[str, dict[str, Any], list[Any]], lengths: list[int]) -> None:
     name, table, laws = example
     method, rising = registry.method(name), np.array(sorted(lengths))
@@ -103,6 +124,27 @@ def test_positions_that_differ_have_no_lengths_together() -> None:
     assert theory.work_of_lengths(nested, np.array([2, 5]), MATCHES) is None
 
 
+def test_work_of_laws_beyond_a_block_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, table, laws in (("tree", GROWING, CLASSES), ("ngram", {"draft_length": 4}, LOOKUPS)):
+        method, lengths = registry.method(name), np.array([2, 7, 19])
+        parameters = method.kind(layers=LAYERS, **table)
+        assert method.work_of_lengths is not None
+        whole = method.work_of_lengths(parameters, lengths, laws)
+        with monkeypatch.context() as patch:
+            patch.setattr(tree_theory, "_DECODINGS", 3)
+            patch.setattr(ngram_theory, "_CELLS", 1)
+            parts = method.work_of_lengths(parameters, lengths, laws)
+        for model, totals in whole.by_model.items():
+            for ours, expected in zip(parts.by_model[model], totals, strict=True):
+                np.testing.assert_allclose(ours, expected, rtol=1e-13)
+
+
+def test_records_of_lookups_have_no_work() -> None:
+    method, records = registry.method("ngram"), ReplayedLookups([[2, 0]], [[1, 0]])
+    parameters = method.kind(layers=LAYERS, draft_length=4)
+    assert method.work_of_lengths is not None
+    assert method.work_of_lengths(parameters, np.array([1, 2]), [*LOOKUPS, records]) is None
+    assert method.work_of_lengths(parameters, np.array([1, 2]), [LOOKUPS[0], Lookups.of_rates(0.5, 0.5, 3)]) is None
 def test_records_have_no_lengths_together() -> None:
     for name, table in (("speculative", {}), ("self_speculative", {"exit_layer": 4})):
         method = registry.method(name)

@@ -96,15 +96,6 @@ def rounds_of(tokens: int, law: Lookups, *, cut: bool = True, by_position: bool 
     return LookupRounds(row, found, np.minimum(found, levels[:, None]))
 
 
-class Visits(NamedTuple):
-    """Rounds by the tokens that their lookup finds, under several laws; summed over the positions of a row."""
-
-    mass: Floats
-    """Probability that such a round starts; shape (rows, kinds, laws)."""
-    first: Floats
-    """Mean time until then, times that probability, of the same shape."""
-
-
 class _RoundOutcomes(NamedTuple):
     """Outcomes of a round under several laws, by its kind: the tokens that its lookup finds."""
 
@@ -148,21 +139,10 @@ class _RoundOutcomes(NamedTuple):
         return self._replace(share=self.share.sum(axis=0, keepdims=True), ends=(ends,))
 
     def beginning(self, tokens: int) -> Floats:
-        """State of decodings at their first position: probability and time until then, by outcome before, position and law."""
-        state = np.zeros((2, self.before, tokens + self.longest + 1, self.share.shape[-1]))
-        state[0, 0, 0] = 1.0
+        """Probability that a round starts at the first position and at no other; by outcome before, position and law."""
+        state = np.zeros((self.before, tokens + self.longest + 1, self.share.shape[-1]))
+        state[0, 0] = 1.0
         return state
-
-    def add(self, state: Floats, start: int, times: Floats, mass: Floats, first: Floats) -> None:
-        """Add rounds from a position, which take these times by kind and law, to the `Visits` and to the state after it.
-
-        More accepted tokens than remain end the decoding, too.
-        """
-        reached, until = state[:, :, start]
-        mass += (self.share * reached).sum(axis=1)
-        first += (self.share * until).sum(axis=1)
-        self.spread(state[0], start, [reached] * len(self.ends))
-        self.spread(state[1], start, [until + reached * time for time in times])
 
     def spread(self, state: Floats, start: int, values: Sequence[Floats]) -> None:
         """Add values of the rounds from a position, by kind, where the next rounds start; axes (outcome before, position, law)."""
@@ -185,7 +165,7 @@ class _Starts(NamedTuple):
     def of(rounds: LookupRounds, laws: Sequence[Lookups]) -> _Starts:
         """By a forward recursion."""
         outcomes, tokens = _RoundOutcomes.of(rounds.found, laws), rounds.row.size
-        reached = outcomes.beginning(tokens)[0]
+        reached = outcomes.beginning(tokens)
         of_any_kind = outcomes.merged()
         for start in range(tokens):
             of_any_kind.spread(reached, start, [reached[:, start]])
@@ -216,68 +196,114 @@ class _Starts(NamedTuple):
         return found
 
 
-def visits(rounds: LookupRounds, laws: Sequence[Lookups]) -> Floats:
-    """Probability of rounds of each kind under several laws with the same outcomes, summed over the positions of a row.
+class LookupDecodings(NamedTuple):
+    """Decodings of several lengths under laws with the same outcomes, whose sums over rounds are made together.
 
-    Shape (rows, kinds, laws).
-
-    >>> law = Lookups.of_rates(0.5, 1.0, 2)
-    >>> visits(rounds_of(3, law, by_position=True), [law]).sum(axis=(1, 2)).tolist()
-    [1.0, 0.5, 0.25]
+    Where rounds start does not depend on the length. So sums over whole drafts are made once, to the longest decoding, and then
+    corrected for the drafts of the last rounds, which are cut.
     """
-    starts = _Starts.of(rounds, laws)
-    return starts.summed(starts.reached)
 
+    starts: _Starts
+    """Where rounds with whole drafts start."""
+    mass: Floats
+    """Probability that a round starts at each position, by the tokens that its lookup finds; shape (positions, kinds, laws)."""
+    lengths: Integers
+    """Tokens of each decoding; shape (decodings,)."""
+    law: NDArray[np.intp]
+    """Index of the law of each decoding."""
+    last: int
+    """Number of last positions whose drafts may be cut."""
 
-def visits_of_lengths(
-    lengths: Integers, laws: Sequence[Lookups], times: Floats, which: NDArray[np.intp], *, cut: bool
-) -> tuple[Visits, Integers]:  # fmt: skip
-    """Rounds of decodings of each length, with the laws and times of `which`, and the tokens that they draft, by row and kind.
+    @staticmethod
+    def of(lengths: Integers, laws: Sequence[Lookups], law: NDArray[np.intp], *, cut: bool) -> LookupDecodings:
+        """Decodings of these lengths, under the laws with an index of `law`."""
+        rounds = rounds_of(int(lengths.max()), laws[0], cut=False)
+        starts = _Starts.of(rounds, laws)
+        mass = np.einsum("kbl,bsl->skl", starts.outcomes.share, starts.reached)
+        return LookupDecodings(starts, mass, lengths, law, int(rounds.found[-1]) if cut else 0)
 
-    Whole rounds are in the first row: they are counted once to the longest decoding. The others have at most as many positions as
-    tokens that a lookup finds, one row each.
+    def mean(self, values: Floats) -> Floats:
+        """Mean sum of values of rounds in each decoding; values broadcast to (laws, positions, 1 + most drafted tokens).
 
-    Parameters
-    ----------
-    lengths, which
-        Tokens, and the index of laws and times, of each decoding; shape (decodings,).
-    laws, times
-        Distinct pairs of laws and of times of a round, by drafted tokens 0, 1, ...; the latter of shape (tokens + 1, pairs).
+        >>> laws, law = [Lookups.of_rates(0.5, 1.0, 2)], np.zeros(2, dtype=np.intp)
+        >>> decodings = LookupDecodings.of(np.array([1, 3]), laws, law, cut=True)
+        >>> decodings.mean(np.ones((1, 1, 3))).tolist(), decodings.mean(np.arange(3.0)[None, None]).tolist()  # rounds, and drafted
+        ([1.0, 1.75], [0.0, 1.25])
+        """
+        kinds = self.starts.rounds.found
+        every = np.broadcast_to(values, (self.mass.shape[2], len(self.mass), values.shape[-1]))
+        whole = np.moveaxis(values[..., kinds], 0, -1)  # (positions, kinds, laws), or 1 in place of positions and laws
+        found = np.cumsum((self.mass * whole).sum(axis=1), axis=0)[self.lengths - 1, self.law]
+        for remaining in range(self.last):
+            own = np.flatnonzero(self.lengths > remaining)
+            at, law = self.lengths[own] - 1 - remaining, self.law[own]
+            each = every[law, at]
+            changed = each[:, np.minimum(kinds, remaining)] - each[:, kinds]
+            found[own] += (self.mass[at, :, law] * changed).sum(axis=1)
+        return np.asarray(found)
 
-    >>> law, one = Lookups.of_rates(0.5, 1.0, 2), np.zeros(2, dtype=np.intp)
-    >>> found, drafted = visits_of_lengths(np.array([3, 1]), [law], np.ones((3, 1)), one, cut=True)
-    >>> found.mass.sum(axis=(0, 1)).tolist(), drafted.tolist()
-    ([1.75, 1.0], [[0, 2], [0, 1], [0, 0]])
-    """
-    kinds = np.unique(laws[0].cells.drafted)
-    most = int(kinds[-1])
-    outcomes, longest = _RoundOutcomes.of(kinds, laws), int(lengths.max())
-    begins = np.maximum(lengths - most, 0)
-    state = outcomes.beginning(longest)
-    mass, first = np.zeros((2, most + 1, kinds.size, lengths.size))
-    last = np.zeros((2, outcomes.before, most + outcomes.longest + 1, lengths.size))
-    here, until = np.zeros((2, kinds.size, len(laws)))
-    at, order = 0, np.argsort(begins, kind="stable")
-    for own in np.split(order, np.flatnonzero(np.diff(begins[order])) + 1):
-        begin = int(begins[own[0]])
-        for start in range(at, begin):
-            outcomes.add(state, start, times[kinds], here, until)
-        at, pair = begin, which[own]
-        mass[0][:, own], first[0][:, own] = here[:, pair], until[:, pair]
-        window = state[:, :, begin : begin + outcomes.longest + 1, pair]
-        skipped = most - np.minimum(lengths[own], most)  # so that all end with the same row
-        for shift in np.unique(skipped).tolist():
-            mine = skipped == shift
-            last[:, :, shift : shift + window.shape[2], own[mine]] = window[..., mine]
-    outcomes = outcomes.at(which)
-    drafted = np.minimum(kinds, np.arange(most, -1, -1)[:, None]) if cut else np.repeat(kinds[None], most + 1, axis=0)
-    for row in range(1, most + 1):
-        outcomes.add(last, row - 1, times[drafted[row]][:, which], mass[row], first[row])
-    return Visits(mass, first), drafted
+    def means(self, values: Floats) -> Floats:
+        """`mean` of several values that are the same for all laws; shape (values, decodings).
+
+        Values have shape (values, positions, 1 + most drafted tokens).
+        """
+        kinds = self.starts.rounds.found
+        distinct, which = np.unique(self.lengths, return_inverse=True)
+        sums = np.empty((distinct.size, len(values), self.mass.shape[2]))
+        for own, begin, end in zip(sums, [0, *distinct[:-1].tolist()], distinct.tolist(), strict=True):
+            own[:] = [np.einsum("skl,sk->l", self.mass[begin:end], each[begin:end][:, kinds]) for each in values]
+        found = np.cumsum(sums, axis=0)[which, :, self.law].T
+        for remaining in range(self.last):
+            later = np.flatnonzero(self.lengths > remaining)
+            at = self.lengths[later] - 1 - remaining
+            changed = values[:, at[:, None], np.minimum(kinds, remaining)] - values[:, at[:, None], kinds]
+            found[:, later] += (self.mass[at, :, self.law[later]] * changed).sum(axis=-1)
+        return np.asarray(found)
+
+    def square(self, times: Floats, asked: NDArray[np.intp]) -> Floats:
+        """Mean square of the time of the decodings that are `asked`; times as the values of `mean`.
+
+        With the tokens that a round accepts, its time is added to the time until the position that follows.
+        """
+        outcomes, tokens = self.starts.outcomes, len(self.mass)
+        every = np.broadcast_to(times, (self.mass.shape[2], tokens, times.shape[-1]))
+        time = np.moveaxis(every[..., self.starts.rounds.found], 0, -1)  # (positions, kinds, laws)
+        until = np.zeros_like(outcomes.beginning(tokens))
+        for kind, ends in enumerate(outcomes.ends):
+            spent = self.starts.reached * time[:, kind]
+            for accepted in range(ends.shape[1]):
+                after = until[outcomes.before - 1 if accepted else 0, accepted + 1 : accepted + 1 + tokens]
+                after += (ends[:, accepted, None] * spent).sum(axis=0)
+        of_any_kind = outcomes.merged()
+        for start in range(tokens):
+            of_any_kind.spread(until, start, [until[:, start]])
+        first = np.einsum("kbl,bsl->skl", outcomes.share, until[:, :tokens])
+        sums = np.zeros((tokens + 1, time.shape[2]))
+        np.cumsum((time * (2 * first + time * self.mass)).sum(axis=1), axis=0, out=sums[1:])
+        found = sums[np.maximum(self.lengths - self.last, 0), self.law][asked]
+        for at in range(0, asked.size if self.last else 0, _PAIRS):
+            found[at : at + _PAIRS] += self._last_squares(every, until, asked[at : at + _PAIRS])
+        return np.asarray(found)
+
+    def _last_squares(self, times: Floats, until: Floats, part: NDArray[np.intp]) -> Floats:
+        """What the last rounds of some decodings add to mean squares; `until` is the time until their starts with whole drafts."""
+        kinds, lengths, law = self.starts.rounds.found, self.lengths[part], self.law[part]
+        outcomes = self.starts.outcomes.at(law)
+        found, less = np.zeros(part.size), np.zeros((outcomes.before, self.last + outcomes.longest + 1, part.size))
+        for place, remaining in enumerate(range(self.last - 1, -1, -1)):
+            at = np.maximum(lengths - 1 - remaining, 0)
+            reached, before = (np.where(lengths > remaining, each[:, at, law], 0.0) for each in (self.starts.reached, until))
+            own, values = times[law, at].T, []
+            whole, cut = own[kinds], own[np.minimum(kinds, remaining)]
+            for share, time, uncut in zip(outcomes.share, cut, whole, strict=True):
+                found += time * (share * (2 * (before + less[:, place]) + reached * time)).sum(axis=0)
+                values.append(less[:, place] + reached * (time - uncut))
+            outcomes.spread(less, place, values)
+        return found
 
 
 _CELLS = 1_000_000
-"""Numbers in arrays by position and pair: a few MB."""
+"""Numbers in arrays by position and pair: 8 MB."""
 _PAIRS = 4000
 """Pairs whose arrays of a position stay in the cache of a processor."""
 
@@ -289,7 +315,7 @@ def moments_of_pairs(
     """Moments of `walk` for pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
 
     Over records these are the moments of equally likely ones. Of pairs of which only `means` are asked, the variance may be nan.
-    `lengths` are the tokens of each pair, in place of `tokens`, if prices do not depend on the position.
+    `lengths` are the tokens of each pair if they differ; `tokens` is then the largest.
     """
     found = np.empty((len(Moments._fields), law.size))
     every = np.broadcast_to(np.asarray(tokens if lengths is None else lengths), law.size)
@@ -314,11 +340,13 @@ def moments_of_pairs(
             continue
         own = np.flatnonzero(np.isin(law, numbers))
         key, which = np.unique(law[own] * len(prices.time) + price[own], return_inverse=True)
-        for at in range(0, key.size, size):
-            mine = np.flatnonzero((which >= at) & (which < at + size))
-            part, of = own[mine], [known[number] for number in (key[at : at + size] // len(prices.time)).tolist()]
-            time = prices.time[key[at : at + size] % len(prices.time)]
-            found[:, part] = _of_lengths(lengths[part], of, time, which[mine] - at, prices.operations[price[part]], cut=cut)
+        block = max(size // prices.operations.shape[-1], 1)
+        for at in range(0, key.size, block):
+            mine = np.flatnonzero((which >= at) & (which < at + block))
+            part, (laws_of, costs) = own[mine], np.divmod(key[at : at + block], len(prices.time))
+            decodings = LookupDecodings.of(lengths[part], [known[each] for each in laws_of.tolist()], which[mine] - at, cut=cut)
+            time = prices.time[costs, None] if prices.uniform else prices.time[costs, 0, : int(lengths[part].max())]
+            found[:, part] = _of_lengths(decodings, time, prices.operations[costs, None], some[part])
     return Moments(*found)
 
 
@@ -343,16 +371,15 @@ def _of_lookups(
     return np.stack([mean, variance, mean, worked, mass.sum(axis=(0, 1))[law], number[law]])
 
 
-def _of_lengths(
-    lengths: Integers, laws: Sequence[Lookups], times: Floats, which: NDArray[np.intp], operations: Floats, *, cut: bool
-) -> Floats:
-    """Rows of `Moments` of decodings; `which` is the index of their laws and of their times, of shape (pairs, tokens + 1)."""
-    (mass, first), drafted = visits_of_lengths(lengths, laws, np.ascontiguousarray(times.T), which, cut=cut)
-    spent = np.moveaxis(times[:, drafted][which], 0, -1)
-    mean, square = (mass * spent).sum(axis=(0, 1)), (spent * (2 * first + spent * mass)).sum(axis=(0, 1))
-    worked = np.einsum("rkp,prk->p", mass, operations[:, drafted])
-    number = np.einsum("rkp,rk->p", mass, drafted)
-    return np.stack([mean, np.maximum(square - mean**2, 0.0), mean, worked, mass.sum(axis=(0, 1)), number])
+def _of_lengths(decodings: LookupDecodings, times: Floats, operations: Floats, means: NDArray[np.bool_]) -> Floats:
+    """Rows of `Moments` of decodings, with times and operations of rounds as values of `LookupDecodings.mean`."""
+    mean, worked = decodings.mean(times), decodings.mean(operations)
+    tokens = np.arange(float(times.shape[-1]))
+    rounds, drafted = decodings.means(np.repeat(np.stack([np.ones(tokens.size), tokens])[:, None], len(decodings.mass), axis=1))
+    variance, asked = np.full(means.size, np.nan), np.flatnonzero(~means)
+    if asked.size:
+        variance[asked] = np.maximum(decodings.square(times, asked) - mean[asked] ** 2, 0.0)
+    return np.stack([mean, variance, mean, worked, rounds, drafted])
 
 
 def _of_records(tokens: int, law: LookupLaw, prices: RoundPrices, *, cut: bool) -> Moments:

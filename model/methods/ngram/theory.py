@@ -68,7 +68,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: LookupLaw, cost: Ste
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, which are computed together for all laws and costs."""
-    return predict_by_decoding(_predict_together, points, _prices_of_each, together="uniform")
+    return predict_by_decoding(_predict_together, points, _prices_of_each, together="always")
 
 
 def _prices_of_each(parameters: Parameters) -> int:
@@ -113,19 +113,32 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[LookupLaw])
     >>> work_of_laws(Parameters(32, 3), 128, laws).by_model["target"].passes.round(3).tolist()
     [128.0, 89.376]
     """
+    found = work_of_lengths(parameters, np.array([tokens]), laws)
+    return None if found is None else found.at((slice(None), 0))
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[LookupLaw]) -> Work | None:
+    """`work_of_laws` of several numbers of tokens, which rise, as arrays of shape (laws, lengths).
+
+    >>> laws = [Lookups.of_rates(hits, 0.5, 3) for hits in (0.0, 0.5)]
+    >>> work_of_lengths(Parameters(32, 3), np.array([1, 128]), laws).by_model["target"].passes.round(3).tolist()
+    [[1.0, 128.0], [1.0, 89.376]]
+    """
     known = [law for law in laws if isinstance(law, Lookups)]
     cells = {(law.cells.drafted.tobytes(), law.cells.accepted.tobytes()) for law in known}
     if len(known) < len(laws) or len(cells) > 1:
         return None
-    rounds = lookup_rounds.rounds_of(tokens, known[0], cut=parameters.cut, by_position=True)
-    place, width, layers = np.arange(tokens)[:, None], rounds.drafted + 1, parameters.layers
-    of_round = np.ones(width.shape), width, place * width + width * (width + 1) / 2, place + width
-    sums: Any = np.empty((4, len(known)))
-    size = max(_CELLS // width.size, 1)
+    place, layers = np.arange(lengths[-1])[:, None], parameters.layers
+    width = np.arange(1.0, int(known[0].cells.drafted.max()) + 2)
+    wide = np.broadcast_to(width, (place.size, width.size))
+    of_round = np.stack([np.ones(wide.shape), wide, place * width + width * (width + 1) / 2, place + width])
+    sums: Any = np.empty((4, len(known), lengths.size))
+    size = max(_CELLS // (place.size * width.size), 1)
     for at in range(0, len(known), size):
         part = known[at : at + size]
-        mass = lookup_rounds.visits(rounds, part)
-        sums[:, at : at + size] = [np.einsum("rkl,rk->l", mass, each) for each in of_round]
+        law = np.repeat(np.arange(len(part)), lengths.size)
+        decodings = lookup_rounds.LookupDecodings.of(np.tile(lengths, len(part)), part, law, cut=parameters.cut)
+        sums[:, at : at + size] = decodings.means(of_round).reshape(4, len(part), -1)
     passes, read, attended, rows = sums
     return Work({"target": Totals(
         passes, layers * passes, layers * read, layers * attended, layers * rows, head_runs=passes, heads=read,

@@ -30,13 +30,15 @@ from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.rounds.round_moments import Moments, prediction_of, units_alike
-from model.methods.tree import tree_rounds
+from model.methods.tree import tree_lengths, tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.draft_trees import DraftTree, OptimalTrees
+from model.methods.tree.tree_lengths import TreeDecodings
 from model.outcomes.rank_laws import RankLaw, RankRates
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: RankLaw, cost: StepC
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; those of one tree and number of tokens are computed together for all laws and costs."""
-    return predict_by_decoding(_predict_decodings, points, _prices_of_each, together="uniform")
+    return predict_by_decoding(_predict_decodings, points, _prices_of_each, together="always")
 
 
 def _prices_of_each(parameters: Parameters) -> int:
@@ -70,16 +72,16 @@ def _prices_of_each(parameters: Parameters) -> int:
 
 
 def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
-    """Prediction at points that share parameters, and tokens unless all rounds are independent and alike."""
+    """Prediction at points that share parameters, and tokens unless all rounds are independent."""
     parameters, tokens, which = points.parameters, points.tokens, points.price
-    price = tree_rounds.prices(parameters, points.cost, tokens)
-    independent = [isinstance(law, RankRates) and not (law.by_sequence and law.classes > 1) for law in points.laws]
+    independent = np.array([isinstance(law, RankRates) and not (law.by_sequence and law.classes > 1) for law in points.laws])
     if points.lengths is not None:
-        apart = points.lengths <= parameters.levels  # these draft no whole tree, so that units may count differently
-        if not (all(independent) and tree_rounds.by_levels_only(price)):
-            apart[:] = True
+        # Short decodings draft no whole tree, so that units may count differently.
+        apart = (points.lengths <= parameters.levels) | ~independent[points.law]
         if apart.any():
             return points.one_length_each(_predict_decodings, apart)
+    price = tree_rounds.prices(parameters, points.cost, tokens)
+    by_length = points.lengths is not None and not (points.cost.uniform and tree_rounds.by_levels_only(price))
     classes = np.array([law.classes if known else -1 for law, known in zip(points.laws, independent, strict=True)])[points.law]
     found = np.empty((len(Moments._fields), which.size))
     for number in np.flatnonzero(classes < 0).tolist():
@@ -87,6 +89,9 @@ def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
     for count in np.unique(classes[classes > 0]).tolist():
         own = np.flatnonzero(classes == count)
         part = points.at(own)
+        if by_length:
+            found[:, own] = tree_lengths.moments(part, price)
+            continue
         pairs = part.laws, price, part.law, part.price, part.lengths, part.means
         found[:, own] = tree_rounds.moments_of_pairs(parameters, tokens, *pairs)
     return prediction_of(points, Moments(*found), units_alike(price))
@@ -119,47 +124,83 @@ def work(parameters: Parameters, tokens: int, law: RankLaw) -> Work | None:
 
 def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankLaw]) -> Work | None:
     """`work` under each of several laws, as arrays of shape (laws,); None if one is of records, or has other classes."""
+    found = work_of_lengths(parameters, np.array([tokens]), laws)
+    return None if found is None else found.at((slice(None), 0))
+
+
+def work_of_lengths(parameters: Parameters, lengths: Integers, laws: Sequence[RankLaw]) -> Work | None:
+    """`work_of_laws` of several numbers of tokens, which rise, as arrays of shape (laws, lengths).
+
+    >>> laws = [RankRates([((0.6, 0.2), (0.6, 0.2))])]
+    >>> work_of_lengths(Parameters(32, "full", 2, 2), np.array([1, 128]), laws).by_model["target"].passes.round(3).tolist()
+    [[1.0, 52.808]]
+    """
     known = [law for law in laws if isinstance(law, RankRates)]
     if len(known) < len(laws) or len({(law.classes, law.by_sequence) for law in known}) > 1:
         return None
-    mass = _starts(parameters, tokens, known)
-    place, levels = np.arange(tokens), tree_rounds.levels_of(parameters, tokens)
-    target, draft = np.zeros((2, 5, len(known)))  # passes, tokens, attended, rows, heads
-    parallel, budget = parameters.drafts_in_one_pass, parameters.context_budget
-    most = np.inf if budget is None else budget
-    for count in np.unique(levels).tolist():
-        here = levels == count
-        passes = tree_rounds.passes_of(parameters, count)
-        # Positions of the nodes: their depths after the text's last token.
-        deep = _sum_of_depths(parameters, known, count)
-        own = mass[here].sum(axis=1)
-        total, at, width = own.sum(axis=0), place[here], passes.drafted + 1
-        target += [total, total * width, (at * width + width) @ own + deep * total, (at + width) @ own, total * width]
-        if not count:
-            continue
-        first = count if parallel else 1
-        for unread in range(mass.shape[1]):
-            some = mass[here][:, unread]
-            size = first + unread
-            begin = np.minimum(at - unread, most)  # cached positions that the pass reads
-            attended = begin * size + size * (size + 1) / 2
-            each = some.sum(axis=0)
-            draft += [each, each * size, attended @ some, (begin + size) @ some, each * first]
-        for level, width in enumerate(passes.widths, 1):
-            cached = np.minimum(at + level, most)
-            draft += [total, total * width, ((cached + 1) * width) @ own, (cached + width) @ own, total * width]
+    size = max(_DECODINGS // lengths.size, 1)
+    parts = [_work_sums(parameters, lengths, known[at : at + size]) for at in range(0, len(known), size)]
+    target, draft = np.split(np.concatenate(parts, axis=1), 2)
     models = {"target": _totals(parameters.layers, target)}
     return Work(models | ({"draft": _totals(parameters.draft_layers, draft)} if draft[0].any() else {}))
 
 
-def _starts(parameters: Parameters, tokens: int, laws: Sequence[RankRates]) -> Floats:
-    """Probability that a round starts at each position, by unread tokens and law; over all classes."""
+_DECODINGS = 10_000
+"""Decodings whose work is counted together."""
+
+
+def _work_sums(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates]) -> Floats:
+    """Sums of the counts of `_work_of_round`, with the depths of the nodes; shape (10, laws, lengths)."""
+    law = np.repeat(np.arange(len(laws)), lengths.size)
+    decodings = _decodings(parameters, np.tile(lengths, len(laws)), laws, law)
+    whole = _work_of_round(parameters, parameters.levels, np.arange(lengths[-1]))
+    last = np.empty((10, len(decodings.cut), whole.shape[1], lengths.size))
+    for place, levels in enumerate(decodings.cut):
+        last[:, place] = _work_of_round(parameters, levels, lengths - 1 - levels)
+    found = decodings.means(whole, last)
+    # Positions of the nodes: their depths after the text's last token.
+    depths = np.stack([_sum_of_depths(parameters, laws, levels) for levels in decodings.levels])
+    found[2] += np.einsum("kln,kl->ln", decodings.rounds().reshape(len(depths), len(laws), -1), depths)
+    return found
+
+
+def _work_of_round(parameters: Parameters, levels: int, at: Integers) -> Floats:
+    """Passes, tokens, positions attended to, positions read and heads of rounds from these positions, of target and draft.
+
+    Shape (10, 1 + most unread, positions), by the tokens that the draft has not read; without the depths of the nodes, which the
+    target attends to.
+    """
+    passes, unread = tree_rounds.passes_of(parameters, levels), np.arange(tree_rounds.most_unread(parameters) + 1)[:, None]
+    found = np.zeros((10, unread.size, at.size))
+    most = np.inf if parameters.context_budget is None else parameters.context_budget
+
+    def add(rows: Floats, *counts: Any) -> None:
+        for row, each in zip(rows, counts, strict=True):
+            row += each
+
+    width = passes.drafted + 1
+    add(found[:5], 1, width, at * width + width, at + width, width)
+    if levels:
+        first = levels if parameters.drafts_in_one_pass else 1
+        size, begin = first + unread, np.minimum(at - unread, most)  # cached positions that the first pass reads
+        add(found[5:], 1, size, begin * size + size * (size + 1) / 2, begin + size, first)
+    for level, width in enumerate(passes.widths, 1):
+        cached = np.minimum(at + level, most)
+        add(found[5:], 1, width, (cached + 1) * width, cached + width, width)
+    return found
+
+
+def _decodings(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates], law: NDArray[np.intp]) -> TreeDecodings:
+    """Decodings of these lengths under the laws with an index of `law`; over all classes."""
     if not laws[0].by_sequence:
-        return tree_rounds.starts_of_laws(parameters, tokens, laws)
-    weights = np.array([law.weights for law in laws])
-    alone = np.eye(weights.shape[1])
-    each = [tree_rounds.starts_of_laws(parameters, tokens, laws, np.broadcast_to(one, weights.shape)) for one in alone]
-    return np.asarray(np.einsum("lc,csul->sul", weights, np.stack(each)))
+        return TreeDecodings.of(parameters, lengths, laws, law)
+    weights = np.array([each.weights for each in laws])
+    apart = [
+        TreeDecodings.of(parameters, lengths, laws, law, np.broadcast_to(one, weights.shape)) for one in np.eye(weights.shape[1])
+    ]
+    mass = np.einsum("lc,csul->sul", weights, np.stack([each.mass for each in apart]))
+    last = np.einsum("dc,crud->rud", weights[law], np.stack([each.last for each in apart]))
+    return apart[0]._replace(mass=mass, last=last)
 
 
 def _sum_of_depths(parameters: Parameters, laws: Sequence[RankRates], levels: int) -> Floats:

@@ -44,11 +44,6 @@ class TreePasses(NamedTuple):
     widths: tuple[int, ...]
     """Tokens of the draft's passes after the first; none with a parallel draft."""
 
-    @property
-    def read(self) -> int:
-        """Tokens that the draft reads, without those that it reads again."""
-        return 1 + sum(self.widths)
-
 
 def passes_of(parameters: Parameters, levels: int) -> TreePasses:
     """Passes of a round that drafts `levels` levels; they do not depend on the class of confidence.
@@ -63,6 +58,13 @@ def passes_of(parameters: Parameters, levels: int) -> TreePasses:
         return TreePasses(parameters.sizes[levels], (width,) * (levels - 1))
     tree = parameters.trees[0].cut(levels)
     return TreePasses(tree.nodes, () if parameters.drafts_in_one_pass else tree.draft_widths)
+
+
+def read_of(parameters: Parameters, levels: int) -> int:
+    """Tokens that the draft reads in a round that drafts `levels` levels, without those that it reads again."""
+    if not levels:
+        return 0
+    return levels if parameters.drafts_in_one_pass else 1 + sum(passes_of(parameters, levels).widths)
 
 
 class TreePrices(NamedTuple):
@@ -109,51 +111,68 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
     >>> found.time[:, 0].tolist(), found.drafted.tolist(), found.operations.tolist()
     ([10.0, 11.0, 12.0], [0.0, 2.0, 6.0], [1.0, 3.5, 8.5])
     """
-    cost, levels = parameters.draft_costs(cost), levels_of(parameters, tokens)
+    levels, rounds = levels_of(parameters, tokens), RoundTimes(parameters, cost)
     counts, row = np.unique(levels, return_inverse=True)
     # Positions to price: without prices by position the last one with each number of levels.
     start = np.searchsorted(-levels, -counts, side="right") - 1 if cost.uniform else np.arange(tokens)
     row = row if cost.uniform else start
-    several, parallel = parameters.several_hypotheses, parameters.drafts_in_one_pass
-    unread = most_unread(parameters)
-    link, share, ratio = np.broadcast_arrays(cost.link, cost.draft_devices, cost.operations("draft"))  # shape () or (costs,)
-    link = 2 * link[..., None] * (parameters.placement == "separate")
-    shape = 1 + unread, *ratio.shape, start.size  # the axis of unread tokens is the last one of the result
+    ratio = np.asarray(rounds.cost.operations("draft"))  # shape () or (costs,)
+    shape = 1 + most_unread(parameters), *ratio.shape, start.size  # the axis of unread tokens is the last one of the result
     time = np.zeros(shape)
-    busy = time if np.all(share == 1) and not np.any(link) else np.zeros(shape)
+    busy = time if rounds.alike else np.zeros(shape)
     operations, drafted = np.ones((*ratio.shape, start.size)), np.zeros(start.size)
-
-    def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
-        cost.require("draft")
-        return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
-
     for count in counts.tolist():
         places = np.flatnonzero(levels[start] == count)
         here = slice(int(places[0]), int(places[-1]) + 1)
-        at, passes = start[here], passes_of(parameters, count)
-        size = passes.drafted + 1
+        rounds.put(count, start[here], time[..., here], busy[..., here])
+        if count:
+            drafted[here] = passes_of(parameters, count).drafted
+            operations[..., here] += drafted[here] + read_of(parameters, count) * ratio[..., None]
+    by_unread = [np.moveaxis(each, 0, -1) for each in (time, busy)]
+    return TreePrices(by_unread[0], by_unread[0] if busy is time else by_unread[1], operations, drafted, row, levels)
+
+
+class RoundTimes:
+    """Times of rounds at a cost, or at each of several."""
+
+    def __init__(self, parameters: Parameters, cost: StepCosts) -> None:
+        self.parameters, self.cost = parameters, parameters.draft_costs(cost)
+        link, self.share = np.broadcast_arrays(self.cost.link, self.cost.draft_devices)  # shape () or (costs,)
+        self.link = 2 * link[..., None] * (parameters.placement == "separate")
+        self.alike = bool(np.all(self.share == 1) and not np.any(self.link))
+        """True if unit-time equals time."""
+
+    def put(self, levels: int, at: Integers, time: Floats, busy: Floats) -> None:
+        """Set time and unit-time of rounds that draft `levels` levels from these positions, which rise; the same array if `alike`.
+
+        Shape (1 + most unread, ..., positions), by the tokens that the first draft pass reads besides the text's last one.
+        """
+        parameters, cost, passes = self.parameters, self.cost, passes_of(self.parameters, levels)
+        several, parallel, size = parameters.several_hypotheses, parameters.drafts_in_one_pass, passes.drafted + 1
         verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
-        if not count:
-            time[..., here] = busy[..., here] = verify
-            continue
-        heads, tree = (count, False) if parallel else (1, several)
+        if not levels:
+            time[...] = busy[...] = verify
+            return
+
+        def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
+            cost.require("draft")
+            return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
+
+        heads, tree = (levels, False) if parallel else (1, several)
         alone = draft(heads, at, heads, tree)
         own = alone
         for level, width in enumerate(passes.widths, 1):
             own = own + draft(width, at + level, width, several)
-        for more in range(1 + unread):
+        after_drafts = verify + self.link
+        for more in range(len(time)):
             drafts = own
             if more:
                 after = int(np.searchsorted(at, more))  # the round before began at position 0 or later
                 drafts = own.copy()
                 drafts[..., after:] += draft(heads + more, at[after:] - more, heads, tree) - alone[..., after:]
-            time[more][..., here] = drafts + verify + link
-            if busy is not time:
-                busy[more][..., here] = drafts * share[..., None] + verify
-        operations[..., here] += passes.drafted + (count if parallel else passes.read) * ratio[..., None]
-        drafted[here] = passes.drafted
-    by_unread = [np.moveaxis(each, 0, -1) for each in (time, busy)]
-    return TreePrices(by_unread[0], by_unread[0] if busy is time else by_unread[1], operations, drafted, row, levels)
+            np.add(drafts, after_drafts, out=time[more])
+            if not self.alike:
+                busy[more] = drafts * self.share[..., None] + verify
 
 
 def most_unread(parameters: Parameters) -> int:
@@ -341,6 +360,8 @@ def ends_of_laws(
 
     Laws have as many classes each. `weights` of the classes, shape (laws, classes), replace those of the laws.
     """
+    if weights is None and len(laws) <= _FEW_LAWS:
+        return _kept_ends(parameters, tuple(laws), levels)
     if not levels:
         return RoundEnds(np.zeros(1, dtype=np.int64), np.ones((1, len(laws)))), np.zeros(1, dtype=np.int64)
     trees, most = _trees_of(parameters), most_unread(parameters) + 1
@@ -356,6 +377,14 @@ def ends_of_laws(
     return RoundEnds(kinds // most, chance[:, kinds].T), kinds % most
 
 
+@lru_cache(maxsize=1024)
+def _kept_ends(parameters: Parameters, laws: tuple[RankRates, ...], levels: int) -> tuple[RoundEnds, Integers]:
+    ends, unread = ends_of_laws(parameters, laws, levels, np.array([law.weights for law in laws]))
+    for values in (*ends, unread):
+        values.flags.writeable = False
+    return ends, unread
+
+
 def moments_of_pairs(
     parameters: Parameters, tokens: int, laws: Sequence[RankRates], prices_of_costs: TreePrices, law: NDArray[np.intp],
     price: NDArray[np.intp], lengths: Integers | None = None, means: NDArray[np.bool_] | None = None,
@@ -365,16 +394,16 @@ def moments_of_pairs(
     Laws have as many classes each, and prices a leading axis of costs. Rounds are counted once for all prices; where times depend
     on more than the drafted levels, the variance takes a recursion for each pair, and may be nan where only `means` are asked.
     `lengths` are the tokens of each pair if they differ; then times depend on the levels only, and prices are those of the largest,
-    `tokens`.
+    `tokens` (else `model.methods.tree.tree_lengths`).
     """
     known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(prices_of_costs.levels).tolist()}
     if by_levels_only(prices_of_costs):
         every = np.array([tokens]) if lengths is None else lengths
         return _of_counts(parameters, tokens, known, prices_of_costs, law, price, every)
     ends = [known[count] for count in prices_of_costs.levels.tolist()]
-    mass = _masses(parameters, ends) if len(laws) > _FEW_LAWS else _kept_masses(parameters, tokens, tuple(laws))
+    mass = _masses(parameters, ends) if len(laws) > _FEW_LAWS else starts_of_laws(parameters, tokens, laws)
     rounds = mass.sum(axis=1)
-    time, busy, operations = (_by_position(each, prices_of_costs.row) for each in prices_of_costs[:3])
+    time, busy, operations = (by_position(each, prices_of_costs.row) for each in prices_of_costs[:3])
 
     def mean_of_sum(values: Floats) -> Floats:
         return np.asarray(sum(linear(mass[:, unread], values[..., unread], law, price) for unread in range(mass.shape[1])))
@@ -387,20 +416,9 @@ def moments_of_pairs(
     return Moments(mean, variance, spent, linear(rounds, operations, law, price), rounds.sum(axis=0)[law], drafted[law])
 
 
-def _by_position(values: Floats, row: NDArray[np.intp]) -> Floats:
+def by_position(values: Floats, row: NDArray[np.intp]) -> Floats:
     """Prices by row as prices by position; axes (costs, positions, ...)."""
     return values if np.array_equal(row, np.arange(values.shape[1])) else values[:, row]
-
-
-@lru_cache(maxsize=64)
-def _kept_masses(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...]) -> Floats:
-    found = starts_of_laws(parameters, tokens, laws)
-    found.flags.writeable = False
-    return found
-
-
-_FEW_LAWS = 8
-"""Number of laws up to which the starts of rounds are kept: many costs ask for the same ones."""
 
 
 def _masses(parameters: Parameters, ends: Sequence[tuple[RoundEnds, Integers]]) -> Floats:
@@ -409,11 +427,27 @@ def _masses(parameters: Parameters, ends: Sequence[tuple[RoundEnds, Integers]]) 
     `ends` are the endings of rounds from each position.
     """
     tokens, laws = len(ends), ends[0][0].chance.shape[1]
-    ahead = np.zeros((tokens + 1 + parameters.levels, 1 + most_unread(parameters), laws))
-    ahead[0, 0] = 1.0
-    for start, (each, unread) in enumerate(ends):
-        ahead[start + 1 + each.accepted, unread] += ahead[start].sum(axis=0) * each.chance
+    total = np.zeros((tokens + 1 + parameters.levels, laws))
+    ahead = np.zeros((len(total), 1 + most_unread(parameters), laws))
+    total[0] = ahead[0, 0] = 1.0
+    for here, each, unread in _alike(ends):
+        chance = np.zeros((int(each.accepted[-1]) + 1, laws))
+        np.add.at(chance, each.accepted, each.chance)
+        for start in range(here.start, here.stop):
+            total[start + 1 : start + 1 + len(chance)] += chance * total[start]
+        for accepted, left, likely in zip(each.accepted.tolist(), unread.tolist(), each.chance, strict=True):
+            ahead[here.start + 1 + accepted : here.stop + 1 + accepted, left] += likely * total[here]
     return ahead[:tokens]
+
+
+def _alike(ends: Sequence[tuple[RoundEnds, Integers]]) -> Iterator[tuple[slice, RoundEnds, Integers]]:
+    """Stretches of positions from which rounds end alike."""
+    at = 0
+    while at < len(ends):
+        each, unread = ends[at]
+        size = next((place for place, other in enumerate(ends[at:]) if other[0] is not each), len(ends) - at)
+        yield slice(at, at + size), each, unread
+        at += size
 
 
 def _squares(
@@ -436,7 +470,7 @@ def _squares(
     return found
 
 
-_MANY_PAIRS = 50
+_MANY_PAIRS = 20
 """Pairs of one law from which many positions are taken at once."""
 _PAIRS = 1000
 """Pairs whose arrays of a position stay in the cache of a processor."""
@@ -466,17 +500,12 @@ def _squares_of_law(
     time = times[..., price]
     more, most = mass[..., law] * time, max(int(each.accepted[-1]) for each, _ in ends)
     until = np.zeros((len(ends) + 1 + most, *time.shape[1:]))
-    at = 0
-    while at < len(ends):
-        each, unread = ends[at]
-        size = next((place for place, other in enumerate(ends[at:]) if other[0] is not each), len(ends) - at)
-        own = slice(at, at + size)
+    for own, each, unread in _alike(ends):
         chance = np.zeros(most + 1)
         np.add.at(chance, each.accepted, each.chance[:, law[0]])
         spent = round_counts.followed(until[own].sum(axis=1) + more[own].sum(axis=1), chance)
         for accepted, left, likely in zip(each.accepted.tolist(), unread.tolist(), each.chance[:, law[0]].tolist(), strict=True):
-            until[at + 1 + accepted : at + 1 + accepted + size, left] += likely * spent
-        at += size
+            until[own.start + 1 + accepted : own.stop + 1 + accepted, left] += likely * spent
     return np.asarray(np.einsum("tup,tup->p", time, 2 * until[: len(ends)] + more))
 
 
@@ -521,9 +550,24 @@ def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates
 
     Shape (tokens, 1 + most unread, laws).
     """
+    if weights is None and len(laws) <= _FEW_LAWS and tokens <= _FEW_TOKENS:
+        return _kept_starts(parameters, tokens, tuple(laws))
     levels = levels_of(parameters, tokens)
     known = {count: ends_of_laws(parameters, laws, count, weights) for count in np.unique(levels).tolist()}
     return _masses(parameters, [known[count] for count in levels.tolist()])
+
+
+@lru_cache(maxsize=256)
+def _kept_starts(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...]) -> Floats:
+    found = starts_of_laws(parameters, tokens, laws, np.array([law.weights for law in laws]))
+    found.flags.writeable = False
+    return found
+
+
+_FEW_LAWS = 8
+"""Number of laws up to which the ends and the starts of rounds are kept: many costs ask for the same ones."""
+_FEW_TOKENS = 2000
+"""Tokens up to which the starts are kept."""
 
 
 def moments(parameters: Parameters, tokens: int, law: RankLaw, price: TreePrices) -> Moments:
