@@ -95,6 +95,19 @@ def _roles(parameters: Any, tokens: int) -> list[str]:
     return ["target", "draft"] if drafts else ["target"]
 
 
+def test_work_of_sequences_of_several_classes_is_the_mean_of_their_work() -> None:
+    """Classes have trees of other depths and other numbers of rounds, so a mean of products is not a product of means."""
+    tree = registry.method("tree")
+    parameters = tree.kind(layers=LAYERS, **{**GROWING, "rank_rates": (((0.9, 0.05),) * 3, ((0.3, 0.28),) * 3)})
+    rates, weights = [[[0.8, 0.1]] * 3, [[0.2, 0.1]] * 3], [0.25, 0.75]
+    found = tree.expected_work(parameters, 40, RankRates(rates, weights, by_sequence=True), UnitCost(LAYERS))
+    each = [tree.expected_work(parameters, 40, RankRates(rates, one), UnitCost(LAYERS)) for one in ([1, 0], [0, 1])]
+    assert found is not None
+    for role, totals in found.by_model.items():
+        own = np.array([work.by_model[role] for work in each if work is not None])
+        assert [*totals] == pytest.approx((np.array(weights) @ own).tolist(), rel=1e-12)
+
+
 def test_a_single_token_has_no_draft() -> None:
     bild = registry.method("bild")
     assert bild.work_of_lengths is not None

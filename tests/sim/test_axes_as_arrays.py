@@ -645,8 +645,8 @@ def test_costs_with_another_demand_are_resolved_alone(swept: str, monkeypatch: p
     assert waits.all() if swept != "cost.link_s" else waits.to_list() == [True, True, True, False, False, True] * 2
 
 
-def test_demand_is_compared_at_each_number_of_tokens() -> None:
-    """One token needs no candidates, so that all links are alike; with more, a slow link leaves a unit free."""
+def test_tokens_and_links_with_another_demand() -> None:
+    """A slow link leaves a unit free, at any number of tokens: its points have values, and the others wait."""
     tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE["ppd"]}
     tables |= {"cluster": {"units": 2}, "cost": {**H100, "link_s": 1e-5}}
     tables |= {"sweep": {"scenario.tokens": [1, 2, 3, 4, 5, 6], "cost.link_s": [1e-5, 2e-5, 1.0]}}
@@ -657,7 +657,7 @@ def test_demand_is_compared_at_each_number_of_tokens() -> None:
 
 
 def test_tokens_on_hardware_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of a method that may wait for units: the demand is that of as many tokens."""
+    """Also those of a method that may wait for units."""
     right, made = cases.resolve_but_outcomes, []
     monkeypatch.setattr(cases, "resolve_but_outcomes", lambda *args: made.append(args) or right(*args))
     swept = {"scenario.tokens": [*range(1, 21)], "cost.prompt": [*range(7)]}

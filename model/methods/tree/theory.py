@@ -151,15 +151,24 @@ _DECODINGS = 10_000
 
 def _work_sums(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates]) -> Floats:
     """Sums of the counts of `_work_of_round`, with the depths of the nodes; shape (10, laws, lengths)."""
+    weights = np.array([each.weights for each in laws])
+    if not laws[0].by_sequence:
+        return _work_of_classes(parameters, lengths, laws, weights)
+    of_each = [_work_of_classes(parameters, lengths, laws, np.broadcast_to(one, weights.shape)) for one in np.eye(weights.shape[1])]
+    return np.asarray(np.einsum("lc,cvln->vln", weights, np.stack(of_each)))
+
+
+def _work_of_classes(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates], weights: Floats) -> Floats:
+    """`_work_sums` where each round has a class with probabilities `weights`, of shape (laws, classes)."""
     law = np.repeat(np.arange(len(laws)), lengths.size)
-    decodings = _decodings(parameters, np.tile(lengths, len(laws)), laws, law)
+    decodings = TreeDecodings.of(parameters, np.tile(lengths, len(laws)), laws, law, weights)
     whole = _work_of_round(parameters, parameters.levels, np.arange(lengths[-1]))
     last = np.empty((10, len(decodings.cut), whole.shape[1], lengths.size))
     for place, levels in enumerate(decodings.cut):
         last[:, place] = _work_of_round(parameters, levels, lengths - 1 - levels)
     found = decodings.means(whole, last)
     # Positions of the nodes: their depths after the text's last token.
-    depths = np.stack([_sum_of_depths(parameters, laws, levels) for levels in decodings.levels])
+    depths = np.stack([_sum_of_depths(parameters, weights, levels) for levels in decodings.levels])
     found[2] += np.einsum("kln,kl->ln", decodings.rounds().reshape(len(depths), len(laws), -1), depths)
     return found
 
@@ -190,25 +199,12 @@ def _work_of_round(parameters: Parameters, levels: int, at: Integers) -> Floats:
     return found
 
 
-def _decodings(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates], law: NDArray[np.intp]) -> TreeDecodings:
-    """Decodings of these lengths under the laws with an index of `law`; over all classes."""
-    if not laws[0].by_sequence:
-        return TreeDecodings.of(parameters, lengths, laws, law)
-    weights = np.array([each.weights for each in laws])
-    apart = [
-        TreeDecodings.of(parameters, lengths, laws, law, np.broadcast_to(one, weights.shape)) for one in np.eye(weights.shape[1])
-    ]
-    mass = np.einsum("lc,csul->sul", weights, np.stack([each.mass for each in apart]))
-    last = np.einsum("dc,crud->rud", weights[law], np.stack([each.last for each in apart]))
-    return apart[0]._replace(mass=mass, last=last)
-
-
-def _sum_of_depths(parameters: Parameters, laws: Sequence[RankRates], levels: int) -> Floats:
-    """Mean over the classes of the sum of the depths of all nodes, by law."""
+def _sum_of_depths(parameters: Parameters, weights: Floats, levels: int) -> Floats:
+    """Mean over the classes, with these weights, of the sum of the depths of all nodes, by law."""
     if not levels:
-        return np.zeros(len(laws))
-    depths = [float(sum(parameters.tree_of_class(index, levels).depths)) for index in range(laws[0].classes)]
-    return np.asarray(np.array([law.weights for law in laws]) @ np.array(depths))
+        return np.zeros(len(weights))
+    depths = [float(sum(parameters.tree_of_class(index, levels).depths)) for index in range(weights.shape[1])]
+    return np.asarray(weights @ np.array(depths))
 
 
 def _totals(layers: int, counts: Floats) -> Totals:
