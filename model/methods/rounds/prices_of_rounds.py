@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from model.costs.many_costs import as_slice
 from model.costs.step_costs import PassShape, StepCosts
 from model.outcomes.outcome_laws import Bools, Floats
 
@@ -328,13 +329,6 @@ def sums_between(times: Floats, start: NDArray[np.int64], count: NDArray[np.int6
     """
     until = sums_before(times)
     return np.asarray(until.take(start + count, axis=-1) - until[..., as_slice(start)])
-
-
-def as_slice(index: NDArray[Any]) -> slice | NDArray[Any]:
-    """The same index as a slice, of which numpy makes no copy, if it is of consecutive numbers."""
-    if index.size and index[-1] - index[0] == index.size - 1 and (np.diff(index) == 1).all():
-        return slice(int(index[0]), int(index[-1]) + 1)
-    return index
 
 
 def sums_before(times: Floats) -> Floats:
