@@ -157,8 +157,7 @@ class PredictionPoints(Generic[Chosen]):
 
     def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
         """Choice and law index of each distinct pair, and the index of each point's pair."""
-        keys, index = np.unique(self.choice * len(self.laws) + self.law, return_inverse=True)
-        return keys // len(self.laws), keys % len(self.laws), index
+        return distinct_pairs(self.choice, self.law)
 
 
 @dataclass(frozen=True)
@@ -297,14 +296,28 @@ def pair_blocks(law: NDArray[np.intp], price: NDArray[np.intp], size: int) -> It
     >>> [tuple(each.tolist() for each in block) for block in blocks]
     [([0, 1], [2, 0], [0, 2, 1], [0, 0, 1]), ([1], [1], [3], [0])]
     """
-    costs = int(price.max(initial=0)) + 1
-    pairs, pair = np.unique(law * costs + price, return_inverse=True)
+    laws, costs, pair = distinct_pairs(law, price)
+    if laws.size <= size:
+        yield PairBlock(laws, costs, np.arange(pair.size), pair)
+        return
     order = np.argsort(pair, kind="stable")
-    starts = range(0, pairs.size, size)
-    ends = np.searchsorted(pair[order], [*starts[1:], pairs.size])
-    for start, points in zip(starts, np.split(order, ends), strict=False):
-        some = pairs[start : start + size]
-        yield PairBlock(some // costs, some % costs, points, pair[points] - start)
+    starts = range(0, laws.size, size)
+    ends = np.searchsorted(pair[order], starts[1:])
+    for start, points in zip(starts, np.split(order, ends), strict=True):
+        yield PairBlock(laws[start : start + size], costs[start : start + size], points, pair[points] - start)
+
+
+def distinct_pairs(
+    one: NDArray[np.intp], other: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:  # fmt: skip
+    """Distinct pairs of two indices, in rising order, and the index of each pair among them.
+
+    >>> [each.tolist() for each in distinct_pairs(np.array([1, 0, 1]), np.array([2, 3, 2]))]
+    [[0, 1], [3, 2], [1, 0, 1]]
+    """
+    size = int(other.max(initial=0)) + 1
+    pairs, index = np.unique(one * size + other, return_inverse=True)
+    return pairs // size, pairs % size, index
 
 
 _LARGEST_PRODUCT = 4

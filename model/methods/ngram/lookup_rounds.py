@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.methods.prediction import linear
+from model.methods.prediction import linear, pair_blocks
 from model.methods.rounds.prices_of_rounds import RoundPrices
 from model.methods.rounds.round_moments import Moments, mean_of
 from model.methods.rounds.round_walks import Tally
@@ -339,12 +339,9 @@ def moments_of_pairs(
         if lengths is None:
             continue
         own = np.flatnonzero(np.isin(law, numbers))
-        key, which = np.unique(law[own] * len(prices.time) + price[own], return_inverse=True)
-        block = max(size // prices.operations.shape[-1], 1)
-        for at in range(0, key.size, block):
-            mine = np.flatnonzero((which >= at) & (which < at + block))
-            part, (laws_of, costs) = own[mine], np.divmod(key[at : at + block], len(prices.time))
-            decodings = LookupDecodings.of(lengths[part], [known[each] for each in laws_of.tolist()], which[mine] - at, cut=cut)
+        for block in pair_blocks(law[own], price[own], max(size // prices.operations.shape[-1], 1)):
+            part, costs = own[block.points], block.price
+            decodings = LookupDecodings.of(lengths[part], [known[each] for each in block.law.tolist()], block.pair, cut=cut)
             time = prices.time[costs, None] if prices.uniform else prices.time[costs, 0, : int(lengths[part].max())]
             found[:, part] = _of_lengths(decodings, time, prices.operations[costs, None], some[part])
     return Moments(*found)

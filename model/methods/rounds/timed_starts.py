@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model.methods.prediction import linear
+from model.methods.prediction import distinct_pairs, linear, pair_blocks
 from model.methods.rounds.prices_of_rounds import RoundCells
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import Floats
@@ -110,12 +110,10 @@ class RoundStarts(NamedTuple):
         if cells.lengths.size == 1:
             return linear(self.by_kind.reshape(-1, self.mass.shape[1]), times.reshape(len(times), -1), law, price)
         found, until = np.empty(law.size), cells.until[which]
-        laws, prices, pair = _distinct(law, price)
-        for at, part in _in_parts(pair, laws.size, _TOGETHER):
-            own = slice(at, at + _TOGETHER)
-            whole = self.by_kind[:, : cells.whole, laws[own]]
-            spent = np.einsum("ktp,pkt->tp", whole, times[prices[own], :, : cells.whole])
-            found[part] = _sums_until(spent, pair[part] - at, until[part])
+        for block in pair_blocks(law, price, _TOGETHER):
+            whole = self.by_kind[:, : cells.whole, block.law]
+            spent = np.einsum("ktp,pkt->tp", whole, times[block.price, :, : cells.whole])
+            found[block.points] = _sums_until(spent, block.pair, until[block.points])
         if not cells.last:
             return found
         laws, lengths, decoding = self._decodings(law, which)
@@ -127,15 +125,14 @@ class RoundStarts(NamedTuple):
     def square(self, times: Floats, law: Index, price: Index, length: Index | None = None) -> Floats:
         """Mean square of the time of pairs of laws and prices, as of `mean`."""
         cells, which = self.cells, np.zeros_like(law) if length is None else length
-        laws, prices, pair = _distinct(law, price)
         found = np.empty(law.size)
-        for at, part in _in_parts(pair, laws.size, _TOGETHER):
-            own = slice(at, at + _TOGETHER)
-            until, square = self._first_rounds(times, laws[own], prices[own])
-            found[part] = _sums_until(square, pair[part] - at, cells.until[which[part]])
-            for begin in range(0, part.size if cells.last else 0, _POINTS):
-                some = part[begin : begin + _POINTS]
-                found[some] += self._last_rounds(times, law[some], price[some], which[some], until, pair[some] - at)
+        for block in pair_blocks(law, price, _TOGETHER):
+            until, square = self._first_rounds(times, block.law, block.price)
+            found[block.points] = _sums_until(square, block.pair, cells.until[which[block.points]])
+            for begin in range(0, block.points.size if cells.last else 0, _POINTS):
+                some = slice(begin, begin + _POINTS)
+                points = block.points[some]
+                found[points] += self._last_rounds(times, law[points], price[points], which[points], until, block.pair[some])
         return found
 
     def _decodings(self, law: Index, length: Index) -> tuple[Index, Index, Index]:
@@ -143,7 +140,7 @@ class RoundStarts(NamedTuple):
         if self.cells.lengths.size == 1:
             laws = np.arange(self.mass.shape[1])
             return laws, np.zeros_like(laws), law
-        return _distinct(law, length)
+        return distinct_pairs(law, length)
 
     def _last_masses(self, law: Index, length: Index) -> Floats:
         """Probability of a round's start at the last positions of decodings; shape (kinds, last, decodings)."""
@@ -202,22 +199,6 @@ class RoundStarts(NamedTuple):
             row = len(chance) - 1 - accepted.start
             found += 2 * (time[kind] - time[0]) * chance[row] * rows[row]
         return np.asarray(found)
-
-
-def _distinct(one: Index, other: Index) -> tuple[Index, Index, Index]:
-    """Distinct pairs of two indices, in rising order, and the index of each pair."""
-    size = int(other.max(initial=0)) + 1
-    keys, index = np.unique(one * size + other, return_inverse=True)
-    return keys // size, keys % size, index
-
-
-def _in_parts(index: Index, number: int, size: int) -> list[tuple[int, Index]]:
-    """Places of indices 0 to `size` - 1, `size` to 2 `size` - 1, ... below `number`, with the first index of each part."""
-    if number <= size:
-        return [(0, np.arange(index.size))]
-    order = np.argsort(index, kind="stable")
-    begins = np.arange(0, number, size)
-    return [*zip(begins.tolist(), np.split(order, np.searchsorted(index[order], begins[1:])), strict=True)]
 
 
 def _sums_until(values: Floats, column: Index, until: NDArray[np.int64]) -> Floats:

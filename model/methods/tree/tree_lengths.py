@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.methods.prediction import DecodingPoints
+from model.methods.prediction import DecodingPoints, distinct_pairs, pair_blocks
 from model.methods.rounds.round_moments import Moments
 from model.methods.tree import tree_rounds
 from model.methods.tree.algorithm import Parameters
@@ -106,7 +106,7 @@ class TreeDecodings(NamedTuple):
         `whole` are those of whole trees, of shape (prices, positions, 1 or unread), and `price` their index for each decoding;
         `last` those of the last rounds, which broadcast to (rounds, unread, decodings).
         """
-        laws, prices, which = _pairs(self.law, price)
+        laws, prices, which = distinct_pairs(self.law, price)
         each = np.einsum("sul,lsu->sl", self.mass[..., laws], np.broadcast_to(whole[prices], (laws.size, *self.mass.shape[:2])))
         return np.asarray(self._until_last(each, which) + (self.last * last).sum(axis=(0, 1)))
 
@@ -125,7 +125,7 @@ class TreeDecodings(NamedTuple):
 
         With the tokens that a round accepts, its time is added to the time until the position that follows.
         """
-        laws, prices, which = _pairs(self.law, price)
+        laws, prices, which = distinct_pairs(self.law, price)
         time, (ends, unread) = np.moveaxis(whole[prices], 0, -1), self.ends[-1]
         chance, spent = ends.chance[:, laws], self.mass[..., laws] * time
         passed = _followed(spent.sum(axis=1), ends.accepted, chance)
@@ -145,13 +145,6 @@ class TreeDecodings(NamedTuple):
 def _levels_of(parameters: Parameters) -> tuple[int, ...]:
     """Levels of rounds, rising."""
     return tuple(range(0 if parameters.cut else parameters.levels, parameters.levels + 1))
-
-
-def _pairs(law: NDArray[np.intp], price: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """Law and price of each distinct pair of them, and the index of each decoding's pair."""
-    size = int(price.max(initial=0)) + 1
-    keys, which = np.unique(law * size + price, return_inverse=True)
-    return keys // size, keys % size, which
 
 
 def _followed(values: Floats, accepted: Integers, chance: Floats) -> Floats:
@@ -187,7 +180,8 @@ def moments(points: DecodingPoints[Parameters], price: TreePrices) -> Moments:
     whole = [tree_rounds.by_position(each, price.row) for each in (price.time, price.busy)]
     means = np.zeros(length.size, dtype=np.bool_) if points.means is None else points.means
     ratio = points.operations("draft")
-    for part in _blocks(points, max(min(_CELLS // (whole[0].shape[-1] * points.tokens), _DECODINGS // distinct.size), 1)):
+    size = max(min(_CELLS // (whole[0].shape[-1] * points.tokens), _DECODINGS // distinct.size), 1)
+    for part in (block.points for block in pair_blocks(points.law, points.price, size)):
         law, cost = points.law[part], points.price[part]
         decodings = TreeDecodings.of(parameters, distinct[length[part]], points.laws, law)
         counts, of_last = decodings.rounds(), last[..., cost, length[part]].swapaxes(0, 1)
@@ -203,13 +197,6 @@ def moments(points: DecodingPoints[Parameters], price: TreePrices) -> Moments:
         worked = counts.sum(axis=0) + drafted @ counts + np.where(reads > 0, reads * ratio[part], 0.0)
         found[:, part] = mean, variance, busy, worked, counts.sum(axis=0), drafted @ counts
     return Moments(*found)
-
-
-def _blocks(points: DecodingPoints[Parameters], pairs: int) -> list[NDArray[np.intp]]:
-    """Indices of points, with at most this number of pairs of laws and costs in a block."""
-    _, pair = np.unique(points.law * (int(points.price.max()) + 1) + points.price, return_inverse=True)
-    block, order = pair // pairs, np.argsort(pair, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(block[order])) + 1)
 
 
 _CELLS = 500_000
