@@ -412,15 +412,3 @@ class PricedTogether(StepCosts):
     def operations(self, role: str) -> Any:
         """Operations per token in a pass of this model relative to the target, by cost [-]."""
         return np.array([each.operations(role) for each in self.costs])
-
-    def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
-        """See `StepCosts`."""
-        found, one = np.empty(cost.size), np.zeros(1, dtype=np.intp)
-        for number in np.unique(cost).tolist():
-            mine = cost == number
-            found[mine] = self.costs[number].operations_at(role, one, at[mine])
-        return found
-
-    def with_middle(self, at: int) -> PricedTogether:
-        """See `StepCosts`."""
-        return PricedTogether([each.with_middle(at) for each in self.costs])

@@ -225,13 +225,15 @@ class ManySeconds(StepCosts):
 
     def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
         """See `StepCosts`."""
+        if "middle" not in self.costs.numbers:
+            return super().operations_at(role, cost, at)
         prompts = self.costs.numbers.get("prompt")
         prompt = self.costs.first.prompt if prompts is None else prompts[cost]
         return np.asarray(self.costs.first.operations_after(role, prompt + at))
 
     def with_middle(self, at: int) -> ManySeconds:
         """See `StepCosts`."""
-        return self.costs.with_middle(at).joined()
+        return self.costs.with_middle(at).joined() if "middle" in self.costs.numbers else self
 
     def _with_axes(self, axes: int) -> PassSeconds:
         """Costs whose numbers are arrays of shape (costs, 1, ..., 1), with this number of further axes."""

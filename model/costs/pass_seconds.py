@@ -383,16 +383,6 @@ class PassSeconds(StepCosts):
         ratio: float = self.operations_after(role, self.prompt + self.middle)
         return ratio
 
-    def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
-        """See `StepCosts`."""
-        return np.asarray(self.operations_after(role, self.prompt + at))
-
-    def with_middle(self, at: int) -> PassSeconds:
-        """See `StepCosts`."""
-        found = replace(self, middle=at)
-        found._times, found._layers, found._totals, found.by_context = self._times, self._layers, self._totals, self.by_context
-        return found
-
     def operations_after(self, role: str, context: Any) -> Any:
         """`operations` with this number of cached positions, or each of several."""
         counts = [self.hardware(each).shape.operations(1, context, heads=1) for each in (role, "target")]

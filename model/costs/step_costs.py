@@ -220,11 +220,11 @@ class StepCosts:
         raise NotImplementedError
 
     def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
-        """`operations` at output positions `at`, each of the cost with an index of `cost` if these are several costs."""
+        """`operations` of the costs with these indices; where they differ in their `middle`, at output positions `at` instead."""
         return np.asarray(np.broadcast_to(np.atleast_1d(self.operations(role))[cost], at.shape))
 
     def with_middle(self, at: int) -> StepCosts:
-        """These costs with `ratio` and `operations` at output position `at`, if they depend on it."""
+        """These costs; where they differ in their `middle`, all at `at`."""
         return self
 
     # --- Passes that most methods make ---

@@ -258,7 +258,7 @@ def test_nothing_that_was_computed_from_a_number_is_kept() -> None:
 @given(varied(), varied(), st.lists(st.tuples(st.sampled_from(SHAPES), st.sampled_from(PLACES)), max_size=8))
 @settings(max_examples=examples(40), deadline=None)
 def test_times_of_several_parts_are_kept_for_each_pass(one: VariedSeconds, other: VariedSeconds, asked: list[Any]) -> None:
-    """Whatever was asked before, at fewer or at more positions."""
+    """Also after others were asked for, at fewer or at more positions."""
     whole = joined_groups([one, other])
     for shape, places in asked:
         at = 5 if np.ndim(shape.width) else places
