@@ -326,15 +326,25 @@ class _TimesByContext:
         self._tables, self._cost = costs.tables, costs.tables.cost
         self._offsets = self._tables.offsets(costs)
         self._plain_errors: tuple[int, Floats] | None = None
+        self._known: dict[PassShape, bool] = {}
+        self._last: tuple[NDArray[Any], Callable[[Floats], Floats]] | None = None
+        """Positions that were asked for last, and the values at these."""
 
     def has(self, shape: PassShape, at: NDArray[Any]) -> bool:
         """True if times of this pass at these positions can be taken from here."""
-        if at.dtype.kind not in "iu" or np.ndim(shape.width) or np.ndim(shape.sequences) or np.ndim(shape.heads):
+        if at.dtype.kind not in "iu":
             return False
-        if shape.compared and (self._checks is not None or self._steps) and not self._certain(shape):
+        try:
+            known = self._known.get(shape)
+        except TypeError:  # arrays of widths
             return False
-        limited = shape.context_budget is not None or shape.role in self._cost.context_budgets
-        return self._tables.most <= _MOST_TABULATED and not (self._tables.shared and limited)
+        if known is None:
+            limited = shape.context_budget is not None or shape.role in self._cost.context_budgets
+            uncertain = shape.compared and (self._checks is not None or self._steps) and not self._certain(shape)
+            known = self._known[shape] = (
+                not uncertain and self._tables.most <= _MOST_TABULATED and not (self._tables.shared and limited)
+            )
+        return known
 
     def times(self, shape: PassShape, at: NDArray[Any]) -> Floats:
         """Times at these positions, which broadcast to (costs, *at.shape) [s]."""
@@ -396,18 +406,27 @@ class _TimesByContext:
 
     def _gathered(self, by_context: Floats, at: NDArray[Any]) -> Floats:
         """Values at these positions, with a leading axis of prompts: 1 if they are the same for all costs."""
+        if self._last is None or not np.array_equal(self._last[0], at):
+            self._last = at.copy(), self._values_at(at)
+        return self._last[1](by_context)
+
+    def _values_at(self, at: NDArray[Any]) -> Callable[[Floats], Floats]:
+        """`_gathered` at these positions, as a function of values by context."""
         where = many_costs.as_slice(at)
         if isinstance(where, slice) and self._offsets.size == 1:
             begin = int(self._offsets[0])
-            return by_context[None, begin + where.start : begin + where.stop]
+            own = slice(begin + where.start, begin + where.stop)
+            return lambda values: values[None, own]
         if isinstance(where, slice) and self._offsets.size * at.size > _FEW_TIMES:
-            return np.asarray(np.lib.stride_tricks.sliding_window_view(by_context, at.size)[self._offsets + where.start])
-        return np.asarray(by_context[self._offsets.reshape(-1, *(1,) * at.ndim) + at])
+            starts = self._offsets + where.start
+            return lambda values: np.asarray(np.lib.stride_tricks.sliding_window_view(values, at.size)[starts])
+        index = self._offsets.reshape(-1, *(1,) * at.ndim) + at
+        return lambda values: np.asarray(values[index])
 
 
 _GROWTH = 16
 """Positions after the last one of which times are also computed, since rounds go beyond the last token."""
-_FEW_TIMES = 4096
+_FEW_TIMES = 16_384
 """Times up to which an index of each takes less than a view of windows."""
 _MOST_TABULATED = 1 << 17
 """Largest prompt of which times are kept."""
