@@ -323,9 +323,9 @@ class OneAfterAnother(StepCosts):
         index, last = as_slice(where), int(where.max(initial=0))
         found = self._kept.get(shape)
         if found is None or found.shape[1] <= last:
-            if (last + _GROWTH) * len(self.link) > _FEW_TIMES:  # type: ignore[arg-type]
+            if (last + 1) * len(self.link) > _FEW_TIMES:  # type: ignore[arg-type]
                 return self._times(shape, where)
-            found = self._times(shape, np.arange(last + _GROWTH))
+            found = self._times(shape, np.arange(last + 1))
             if sum(each.size for each in self._kept.values()) > _MOST_KEPT:
                 self._kept.clear()
             found.flags.writeable = False
@@ -365,8 +365,6 @@ class OneAfterAnother(StepCosts):
         return OneAfterAnother([each.with_middle(at) for each in self.parts])
 
 
-_GROWTH = 16
-"""Positions after the last one, up to which times are also computed, since rounds go beyond the last token."""
 _FEW_TIMES = 60_000
 """Times of a pass up to which they are kept: where there are more, what each call takes besides them is small."""
 _MOST_KEPT = 2_000_000

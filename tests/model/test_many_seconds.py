@@ -264,3 +264,24 @@ def test_times_of_several_parts_are_kept_for_each_pass(one: VariedSeconds, other
         at = 5 if np.ndim(shape.width) else places
         expected = np.concatenate([each.joined().times(shape, at) for each in (one, other)])
         np.testing.assert_array_equal(whole.times(shape, at), expected)
+
+
+def test_parts_price_no_more_contexts_together_than_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables for contexts that no pass has would double at the end of those that some have."""
+    asked: list[int] = []
+    right = ContextTable.with_times_at
+
+    def noted(self: ContextTable, context: Any, look_up: Any) -> Estimate:
+        asked.append(int(context.max()))
+        return right(self, context, look_up)
+
+    monkeypatch.setattr(ContextTable, "with_times_at", noted)
+    most = []
+    for together in (True, False):
+        parts = [VariedSeconds(PassSeconds(MODELS), 2, {"prompt": np.array([7, 900])}) for _ in range(2)]
+        times = [joined_groups(parts)] if together else [each.joined() for each in parts]
+        for each in times:
+            each.times(SHAPES[0], np.arange(50))
+        most.append(max(asked))
+        asked.clear()
+    assert most[0] == most[1]
