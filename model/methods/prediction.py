@@ -295,8 +295,12 @@ def pair_blocks(law: NDArray[np.intp], price: NDArray[np.intp], size: int) -> It
     >>> blocks = pair_blocks(np.array([0, 1, 0, 1]), np.array([2, 0, 2, 1]), 2)
     >>> [tuple(each.tolist() for each in block) for block in blocks]
     [([0, 1], [2, 0], [0, 2, 1], [0, 0, 1]), ([1], [1], [3], [0])]
+    >>> [*pair_blocks(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp), 2)]
+    []
     """
     laws, costs, pair = distinct_pairs(law, price)
+    if not laws.size:
+        return
     if laws.size <= size:
         yield PairBlock(laws, costs, np.arange(pair.size), pair)
         return
