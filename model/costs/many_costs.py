@@ -332,6 +332,11 @@ class OneAfterAnother(StepCosts):
             self._kept[shape] = found
         return found[:, index]
 
+    def alike(self, shape: PassShape) -> PassShape:
+        """See `StepCosts`."""
+        found = {each.alike(shape) for each in self.parts}
+        return found.pop() if len(found) == 1 else shape
+
     def _times(self, shape: PassShape, at: NDArray[Any]) -> Floats:
         return np.concatenate([each.times(shape, at) for each in self.parts])
 

@@ -193,6 +193,10 @@ class ManySeconds(StepCosts):
             found = self._with_axes(where.ndim).plain_error(where.astype(np.float64))
         return np.broadcast_to(found, (len(self.costs), *where.shape))
 
+    def alike(self, shape: PassShape) -> PassShape:
+        """See `StepCosts`."""
+        return self.costs.first.alike(shape)
+
     def within_budgets(self, budgets: Mapping[str, int]) -> ManySeconds:
         """See `StepCosts`."""
         return ManySeconds(self.costs.of(self.costs.first.within_budgets(budgets))) if budgets else self

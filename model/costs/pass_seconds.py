@@ -311,6 +311,16 @@ class PassSeconds(StepCosts):
             return shape._replace(context_budget=self.context_budgets[shape.role])
         return shape
 
+    def alike(self, shape: PassShape) -> PassShape:
+        """See `StepCosts`: all layers after the first take the same time.
+
+        >>> cost = PassSeconds({})
+        >>> [cost.alike(PassShape(LayerSpan(*span))).layers[:2] for span in ((0, 1), (1, 2), (7, 9), (8, 8))]
+        [(0, 1), (1, 2), (1, 3), (1, 1)]
+        """
+        first, last, gaps, kv_only = shape.layers
+        return shape if first <= 1 or gaps else shape._replace(layers=LayerSpan(1, 1 + last - first, kv_only=kv_only))
+
     def computed_times(self, shape: PassShape, at: ArrayLike) -> Floats:
         """`times` without a table [s]."""
         shape = self._within_budget(shape)

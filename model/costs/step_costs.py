@@ -173,6 +173,10 @@ class StepCosts:
         """True if the time of a pass depends on nothing but its shape and position, and not on the passes before it."""
         return self.uniform or type(self).forward is StepCosts.forward
 
+    def alike(self, shape: PassShape) -> PassShape:
+        """A shape of a pass that takes the same time as this one; the same one for many shapes where their layers are alike."""
+        return shape
+
     def times_by_position(self, step: Forward, positions: int) -> list[float]:
         """`forward` of passes like this one at positions 0, 1, ..., `positions` - 1, if they are `tabulated`.
 

@@ -285,3 +285,15 @@ def test_parts_price_no_more_contexts_together_than_alone(monkeypatch: pytest.Mo
         most.append(max(asked))
         asked.clear()
     assert most[0] == most[1]
+
+
+@given(varied(), st.integers(0, LAYERS), st.integers(0, LAYERS), st.integers(0, 1), st.booleans(), st.booleans())
+@settings(max_examples=examples(60), deadline=None)
+def test_passes_that_are_alike_take_the_same_time(
+    costs: VariedSeconds, one: int, other: int, heads: int, compared: bool, kv_only: bool
+) -> None:
+    shape = PassShape(LayerSpan(min(one, other), max(one, other), kv_only=kv_only), heads=heads, compared=compared)
+    assert UnitCost(LAYERS).alike(shape) == shape  # its layers may take unequal times
+    whole = joined_groups([costs, costs.passes_only()])
+    for cost in (costs[0], costs.joined(), whole):
+        np.testing.assert_array_equal(cost.times(cost.alike(shape), np.arange(4)), cost.times(shape, np.arange(4)))

@@ -121,10 +121,16 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
 def times_by_depth(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: ArrayLike = 0) -> Floats:
     """`column_times` for the depths 1, 2, ..., layers; a single number for all of them where tokens leave after a fixed layer."""
     layers, softmax, first = parameters.layers, parameters.measure == "softmax", parameters.first_check
+    known: dict[PassShape, Floats] = {}
 
     def price(start: int, stop: int, heads: int = 0, *, compared: bool = False, kv_only: bool = False) -> Floats:
         shape = PassShape(LayerSpan(start, stop, kv_only=kv_only), sequences=width, heads=heads, compared=compared)
-        return cost.times(shape, at)
+        if np.ndim(width):
+            return cost.times(shape, at)
+        shape = cost.alike(shape)
+        if shape not in known:
+            known[shape] = cost.times(shape, at)
+        return known[shape]
 
     if parameters.exit_layer is not None:
         alike = price(0, parameters.exit_layer, 1)[..., None]
