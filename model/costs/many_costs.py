@@ -313,6 +313,8 @@ class OneAfterAnother(StepCosts):
         self.layers, self.uniform = parts[0].layers, parts[0].uniform
         for name in ("link", "promotion", "draft_devices"):
             setattr(self, name, np.concatenate([getattr(each, name) for each in parts]))
+        self._begins = np.cumsum([0, *(np.size(each.link) for each in parts)])
+        """Index of the first cost of each part, and the number of costs."""
         self._kept: dict[PassShape, Floats] = {}
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
@@ -323,7 +325,7 @@ class OneAfterAnother(StepCosts):
         index, last = as_slice(where), int(where.max(initial=0))
         found = self._kept.get(shape)
         if found is None or found.shape[1] <= last:
-            if (last + 1) * len(self.link) > _FEW_TIMES:  # type: ignore[arg-type]
+            if (last + 1) * self._begins[-1] > _FEW_TIMES:
                 return self._times(shape, where)
             found = self._times(shape, np.arange(last + 1))
             if sum(each.size for each in self._kept.values()) > _MOST_KEPT:
@@ -358,11 +360,10 @@ class OneAfterAnother(StepCosts):
 
     def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
         """See `StepCosts`."""
-        begins, found = np.cumsum([0, *(len(each.link) for each in self.parts)]), np.empty(cost.size)  # type: ignore[arg-type]
-        part = np.searchsorted(begins, cost, side="right") - 1
+        found, part = np.empty(cost.size), np.searchsorted(self._begins, cost, side="right") - 1
         for number in np.unique(part).tolist():
             mine = part == number
-            found[mine] = self.parts[number].operations_at(role, cost[mine] - begins[number], at[mine])
+            found[mine] = self.parts[number].operations_at(role, cost[mine] - self._begins[number], at[mine])
         return found
 
     def with_middle(self, at: int) -> OneAfterAnother:
