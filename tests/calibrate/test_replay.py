@@ -168,7 +168,12 @@ def test_every_method_is_among_them() -> None:
     assert {*ALL} == {*registry.names()}
 
 
-@pytest.mark.parametrize(("method", "kind"), cross_rows(ALL, KINDS, ("ppd", "early_exit")))
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    # An encoder-decoder refuses to draft several outcomes in one pass, as `test_in_one_process` states.
+    [each for each in cross_rows(ALL, KINDS, ("ppd", "early_exit"))
+     if each.values[0] != "ssd" or each.values[1] not in real_models.ENCODER_DECODERS],
+)  # fmt: skip
 def test_every_method_on_every_architecture(method: str, kind: str) -> None:
     same(record(kind, method, ALL[method], [0] if kind in real_models.ENCODER_DECODERS else [3, 4, 5], 12, seed=1))
 
