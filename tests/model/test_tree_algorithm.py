@@ -14,7 +14,7 @@ from model.interpret.interpreter import count
 from model.interpret.simulated_answers import Ranked
 from model.methods.tree import algorithm
 from model.methods.tree.algorithm import Parameters
-from model.steps import Commit, Features, Forward, Read, Step
+from model.steps import Commit, Features, Forward, Read, Step, declining
 from sim.theorems.drafting_examples import model
 from sim.theorems.output_law import distance, greedy_text, law_of_model, law_of_text
 
@@ -70,7 +70,7 @@ def steps_of(parameters: Parameters, ranks: list[list[int]], tokens: int, prompt
     written: list[int] = []
     world.written = written
     found: list[Step] = []
-    steps, answer = algorithm.decode(parameters, range(prompt), tokens), None
+    steps, answer = declining(algorithm.decode(parameters, range(prompt), tokens)), None
     while len(written) < tokens:
         try:
             step = steps.send(answer)

@@ -39,7 +39,7 @@ arXiv:2305.09781.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -52,6 +52,7 @@ from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
 from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.speculative.algorithm import DRAFTERS, HEADS, MODEL, PARALLEL, Model, read_with_states, start
 from model.methods.tree import draft_trees
+from model.methods.tree.draft_plans import draft_plan
 from model.methods.tree.draft_trees import ROOT, DraftTree, likeliest
 from model.steps import (
     DISTINCT,
@@ -64,6 +65,7 @@ from model.steps import (
     Features,
     Forward,
     Read,
+    ReadEach,
     Step,
     Steps,
     ended,
@@ -340,17 +342,33 @@ class Parameters(BudgetedDraft, DraftModel):
         return self.sequences == 1 or self.batching != CONTINUOUS
 
 
-class DraftedNode(NamedTuple):
-    """A drafted node."""
+class Drafted(NamedTuple):
+    """The drafted tree of a round.
 
-    token: int
-    parent: int
-    """Index of the node that it follows among the drafted nodes, or `ROOT`."""
-    output: Any
-    """Output of the draft that it was read from, and its offset there."""
-    offset: int
-    place: int | None = None
-    """Its index in the pass of the draft that has read it; None if there is none."""
+    Parameters
+    ----------
+    tree
+        Its shape; None: nothing was drafted.
+    tokens
+        Token of each node.
+    outputs
+        Output of the draft that the nodes at depth 1, 2, ... were read from; none if the tree grew by confidence.
+    offsets
+        Offset of each node there.
+    places
+        Index of each node in the pass of the draft that has read it; None if there is none.
+    """
+
+    tree: DraftTree | None = None
+    tokens: Sequence[int] = ()
+    outputs: Sequence[Any] = ()
+    offsets: Sequence[int] = ()
+    places: Sequence[int | None] = ()
+
+    @property
+    def children(self) -> Mapping[int, tuple[int, ...]]:
+        """Children of each node that has some, best first, the root's under `ROOT`."""
+        return {} if self.tree is None else self.tree.children
 
 
 @dataclass
@@ -376,19 +394,19 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         levels = yield DraftLimit(longest, parameters.sizes)
         if states is not None and longest and not levels:
             yield _first_pass(parameters, drafter, sequence, states, 0)  # it keeps in step with the target, whose states it reads
-        nodes = yield from _drafted(parameters, drafter, sequence, states, levels)
-        out = yield verification_pass(parameters, target, sequence, nodes)
-        path, token = yield from accept_path(parameters, out, nodes, room)
-        new = ended([*[nodes[node].token for node in path], token], stop)
+        drafted = yield from _drafted(parameters, drafter, sequence, states, levels)
+        out = yield verification_pass(parameters, target, sequence, drafted)
+        path, token = yield from accept_path(parameters, out, drafted, room)
+        new = ended([*[drafted.tokens[node] for node in path], token], stop)
         sequence += new
-        ranks, candidates = ranks_of(nodes, path, room)
-        yield Commit("round", tuple(new), len(nodes), ranks=ranks[: len(new)], candidates=candidates[: len(new)])
-        target.place = _places(nodes)[path[-1]] if path else 0
+        ranks, candidates = ranks_of(drafted, path, room)
+        yield Commit("round", tuple(new), len(drafted.tokens), ranks=ranks[: len(new)], candidates=candidates[: len(new)])
+        target.place = _place_of_last(drafted, path)
         if states is not None:
             # The draft's rows of drafted tokens do not come from the target's states: all new tokens are read (again).
             drafter.model.rows, states = known, _states(parameters, out, [0, *[node + 1 for node in path]])
         elif levels:
-            read = [place for node in path if (place := nodes[node].place) is not None]
+            read = [place for node in path if (place := drafted.places[node]) is not None]
             drafter.model.rows, drafter.place = known + len(read), read[-1] if read else 0
 
 
@@ -397,10 +415,10 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 def _drafted(
     parameters: Parameters, drafter: Cached, sequence: Sequence[int], states: Features | None, levels: int
-) -> Generator[Step, Any, list[DraftedNode]]:
-    """Draft the tree of a round with this number of levels; nodes in breadth-first order."""
+) -> Generator[Step, Any, Drafted]:
+    """Draft the tree of a round with this number of levels."""
     if not levels:
-        return []
+        return Drafted()
     if parameters.drafts_in_one_pass:
         out = yield _first_pass(parameters, drafter, sequence, states, levels)
         return (yield from _product(parameters, out, levels))
@@ -435,142 +453,141 @@ def _states(parameters: Parameters, output: Any, indices: Sequence[int]) -> Feat
 
 
 def _pass_over(
-    parameters: Parameters, model: Model, at: int, nodes: Sequence[DraftedNode], before: Any, parents: Sequence[int]
-) -> Forward:
-    """Pass of the draft over nodes of one depth; `parents` are the indices of their parents in the pass `before`.
-
-    At the first depth all nodes follow the text's last token, which is the only one at its position.
-    """
-    tree: tuple[int, ...] = ()
-    if parameters.several_hypotheses:
-        tree = tuple([-1 if node.parent == ROOT else -1 - index for node, index in zip(nodes, parents, strict=True)])
+    parameters: Parameters, model: Model, at: int, tokens: tuple[int, ...], before: Any, parents: Sequence[int],
+    tree: tuple[int, ...],
+) -> Forward:  # fmt: skip
+    """Pass of the draft over nodes of one depth; `parents` are the indices of their parents in the pass `before`."""
     states = _states(parameters, before, parents) if parameters.reads_states else None
-    tokens = tuple([node.token for node in nodes])
-    own = at, model.span, states, len(tokens), model.unit, tree
+    own = at, model.span, states, len(tokens), model.unit, tree if parameters.several_hypotheses else ()
     return Forward(model.role, tokens, *own, context_budget=model.context_budget)
 
 
 def _of_shape(
     parameters: Parameters, model: Model, known: int, out: Any, first: int, levels: int
-) -> Generator[Step, Any, list[DraftedNode]]:
+) -> Generator[Step, Any, Drafted]:
     """Draft a tree of a fixed shape, one pass per depth over the nodes that have children."""
-    tree, kind = parameters.trees[0].cut(levels), parameters.candidates_read
-    nodes: list[DraftedNode] = []
-    number: dict[int, int] = {ROOT: ROOT}  # drafted nodes by node of the shape; a draft may have fewer candidates than the shape
-    reading = [ROOT]
+    plan, kind = draft_plan(parameters.trees[0].cut(levels)), parameters.candidates_read
+    tokens, outputs = list[int](), []
     for level in range(levels):
-        drafted = []
-        for offset, of in enumerate(reading, -len(reading)):
-            children = tree.children[of]
-            tokens = yield Read(kind, out, offset, len(children))
-            for child, token in zip(children, tokens, strict=False):
-                number[child] = len(nodes)
-                nodes.append(DraftedNode(token, number[of], out, offset))
-                drafted.append(child)
-        reading = [child for child in drafted if child in tree.children]
-        if not reading:
+        numbers = []
+        for offset, width in plan.levels[level].reads:
+            found = yield Read(kind, out, offset, width)
+            numbers.append(len(found))
+            tokens += found
+        outputs.append(out)
+        if len(tokens) < plan.tree.nodes_to[level + 1]:  # the draft has fewer candidates than the shape
+            plan = draft_plan(plan.tree.limited(dict(zip(plan.read_at(level), numbers, strict=True))))
+        _, nodes, parents, tree = plan.levels[level]
+        if not nodes:
             break
-        own = [number[child] for child in reading]
-        out = yield from _read_nodes(parameters, model, known + level, nodes, own, out, first)
-    return nodes
-
-
-def _read_nodes(
-    parameters: Parameters, model: Model, at: int, nodes: list[DraftedNode], chosen: Sequence[int], before: Any, first: int
-) -> Generator[Step, Any, Any]:
-    """Run the draft over these nodes, note their places, and return the output of the pass."""
-    parents = [first if nodes[node].parent == ROOT else nodes[nodes[node].parent].place or 0 for node in chosen]
-    out = yield _pass_over(parameters, model, at, [nodes[node] for node in chosen], before, parents)
-    for place, node in enumerate(chosen):
-        token, parent, output, offset, _ = nodes[node]
-        nodes[node] = DraftedNode(token, parent, output, offset, place)
-    return out
+        words = tuple([tokens[node] for node in nodes])
+        out = yield _pass_over(parameters, model, known + level, words, out, parents if level else (first,) * len(nodes), tree)
+    return Drafted(plan.tree, tokens, outputs, plan.offsets, plan.places)
 
 
 def _by_confidence(
     parameters: Parameters, model: Model, known: int, out: Any, first: int, levels: int
-) -> Generator[Step, Any, list[DraftedNode]]:
+) -> Generator[Step, Any, Drafted]:
     """Draft a tree that grows by confidence, and return its likeliest nodes: Section 4 of [Li2024b]."""
-    width, nodes, scores = parameters.width or 0, list[DraftedNode](), list[float]()
+    width = parameters.width or 0
+    tokens, parents, scores = list[int](), list[int](), list[float]()
+    places: dict[int, int] = {}  # index in its pass of each node that the draft has read
     reading = [ROOT]
     for level in range(levels):
-        begin = len(nodes)
+        begin = len(tokens)
         for offset, of in enumerate(reading, -len(reading)):
             score = 0.0 if of == ROOT else scores[of]
             found = yield Read("beams", out, width=width, hypotheses=((offset, score),))
-            nodes += [DraftedNode(each.token, of, out, offset) for each in found]
+            tokens += [each.token for each in found]
             scores += [each.score for each in found]
+            parents += [of] * len(found)
         if level == levels - 1:
             break
-        reading = [node for _, node in likeliest([(scores[node], node) for node in range(begin, len(nodes))], width)]
-        out = yield from _read_nodes(parameters, model, known + level, nodes, reading, out, first)
+        reading = [node for _, node in likeliest([(scores[node], node) for node in range(begin, len(tokens))], width)]
+        words, after = tuple([tokens[node] for node in reading]), [parents[node] for node in reading]
+        tree = tuple([-1 - places.get(node, 0) for node in after])
+        out = yield _pass_over(parameters, model, known + level, words, out, [places.get(node, first) for node in after], tree)
+        places |= {node: place for place, node in enumerate(reading)}
     kept = [node for _, node in likeliest([(score, node) for node, score in enumerate(scores)], parameters.nodes or 0)]
     number = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
-    return [nodes[node]._replace(parent=number[nodes[node].parent]) for node in kept]
+    shape = DraftTree(tuple([number[parents[node]] for node in kept]))
+    return Drafted(shape, [tokens[node] for node in kept], places=[places.get(node) for node in kept])
 
 
-def _product(parameters: Parameters, out: Any, levels: int) -> Generator[Step, Any, list[DraftedNode]]:
+def _product(parameters: Parameters, out: Any, levels: int) -> Generator[Step, Any, Drafted]:
     """The tree of a parallel draft: all nodes at one depth have the same candidates."""
     tree, kind = parameters.trees[0].cut(levels), parameters.candidates_read
     candidates = []
     for level, width in enumerate(tree.widest_by_depth):
         candidates.append((yield Read(kind, out, level - levels, width)))
-    nodes: list[DraftedNode] = []
-    number: dict[int, int] = {ROOT: ROOT}
-    for node, (parent, depth, rank) in enumerate(zip(tree.parents, tree.depths, tree.ranks, strict=True)):
-        tokens = candidates[depth - 1]
-        if parent in number and rank <= len(tokens):
-            number[node] = len(nodes)
-            nodes.append(DraftedNode(tokens[rank - 1], number[parent], out, depth - 1 - levels))
-    return nodes
+    if any(map(int.__lt__, map(len, candidates), tree.widest_by_depth)):  # the draft has fewer candidates than the shape
+        tree = tree.limited({ROOT: len(candidates[0])} | {
+            node: len(candidates[depth]) for node, depth in enumerate(tree.depths) if depth < levels
+        })  # fmt: skip
+    tokens = [candidates[depth - 1][rank - 1] for depth, rank in zip(tree.depths, tree.ranks, strict=True)]
+    offsets = [depth - 1 - levels for depth in tree.depths]
+    return Drafted(tree, tokens, [out] * levels, offsets, [None] * len(tokens))
 
 
 # --- Verification -----------------------------------------------------------------------------------------------------
 
 
-def verification_pass(parameters: Parameters, target: Cached, sequence: Sequence[int], nodes: Sequence[DraftedNode]) -> Forward:
+def verification_pass(parameters: Parameters, target: Cached, sequence: Sequence[int], drafted: Drafted) -> Forward:
     """Pass of the target over the text's last token and the nodes, each of which sees the text and its own ancestors."""
-    model, words = target.model, (sequence[-1], *[node.token for node in nodes])
-    tree = (-1 - target.place, *[node.parent + 1 for node in nodes]) if parameters.several_hypotheses else ()
+    model, words = target.model, (sequence[-1], *drafted.tokens)
+    tree: tuple[int, ...] = ()
+    if parameters.several_hypotheses:
+        tree = (-1 - target.place, *(() if drafted.tree is None else drafted.tree.parents_in_pass))
     return Forward(model.role, words, len(sequence) - 1, model.span, None, len(words), model.unit, tree)
 
 
 def accept_path(
-    parameters: Parameters, output: Any, nodes: Sequence[DraftedNode], room: int
-) -> Generator[Step, Any, tuple[list[int], int]]:
+    parameters: Parameters, output: Any, drafted: Drafted, room: int
+) -> Generator[Step, Any, tuple[list[int], int]]:  # fmt: skip
     """Return the accepted nodes, at most `room`, from the root on, and the target's own next token."""
-    children = children_of(nodes)
-    choose = _by_rejections if parameters.candidates == DISTINCT_TOKENS else _by_own_token
+    children, nodes = drafted.children, len(drafted.tokens)
+    own = None
+    if not parameters.sampled and nodes:
+        own = yield ReadEach(GREEDY, output, -nodes - 1, nodes + 1)
     path: list[int] = []
-    at = ROOT
-    while True:
-        offset = at - len(nodes)  # the root is the first token of the pass
-        below = children.get(at, []) if len(path) < room else []
-        chosen, token = yield from choose(parameters, output, offset, nodes, below)
-        if chosen is None:
-            return path, token
-        path.append(chosen)
-        at = chosen
+    at: int | None = ROOT
+    while at is not None:
+        offset = at - nodes  # the root is the first token of the pass
+        below = children.get(at, ()) if len(path) < room else ()
+        if parameters.candidates == DISTINCT_TOKENS:
+            at, token = yield from _by_rejections(output, offset, drafted, below)
+        else:
+            if own is not None:
+                token = own[at + 1]
+            else:
+                token = yield Read(SAMPLED if parameters.sampled else GREEDY, output, offset)
+            at = _child_with(drafted, below, token)
+        if at is not None:
+            path.append(at)
+    return path, token
 
 
-def _by_own_token(
-    parameters: Parameters, output: Any, offset: int, nodes: Sequence[DraftedNode], below: Sequence[int]
-) -> Generator[Step, Any, tuple[int | None, int]]:
-    """The child that is the target's own token, and that token."""
-    own = yield Read(SAMPLED if parameters.sampled else GREEDY, output, offset)
-    return next((child for child in below if nodes[child].token == own), None), own
+def _child_with(drafted: Drafted, below: Sequence[int], token: int) -> int | None:
+    """The first of these nodes that is this token."""
+    for child in below:
+        if drafted.tokens[child] == token:
+            return child
+    return None
 
 
 def _by_rejections(
-    parameters: Parameters, output: Any, offset: int, nodes: Sequence[DraftedNode], below: Sequence[int]
+    output: Any, offset: int, drafted: Drafted, below: Sequence[int]
 ) -> Generator[Step, Any, tuple[int | None, int]]:
-    """Try children that were drawn without replacement, one after another; after the last, draw from what is left."""
-    if not below:
+    """Try children that were drawn without replacement, one after another; after the last, draw from what is left.
+
+    Returns the accepted child, if any, and its token, or the drawn one.
+    """
+    if not below or drafted.tree is None:
         return None, (yield Read(SAMPLED, output, offset))
-    source, place = nodes[below[0]].output, nodes[below[0]].offset
+    source, place = drafted.outputs[drafted.tree.depths[below[0]] - 1], drafted.offsets[below[0]]
     rejected: tuple[int, ...] = ()
     for child in below:
-        token, before = nodes[child].token, rejected
+        token, before = drafted.tokens[child], rejected
         p = yield Read("probability", output, offset, 1, token, source, place, (), before)
         q = yield Read("probability", source, place, 1, token, rejected=before)
         if (yield Read("uniform", output, offset)) < p / q:
@@ -579,37 +596,21 @@ def _by_rejections(
     return None, (yield Read("residual", output, offset, 1, None, source, place, (), rejected[:-1]))
 
 
-def children_of(nodes: Sequence[DraftedNode]) -> dict[int, list[int]]:
-    """Children of each node that has some, best first."""
-    children: dict[int, list[int]] = {}
-    for index, node in enumerate(nodes):
-        children.setdefault(node.parent, []).append(index)
-    return children
-
-
-def ranks_of(nodes: Sequence[DraftedNode], path: Sequence[int], room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def ranks_of(drafted: Drafted, path: Sequence[int], room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ranks of the accepted nodes among the candidates at their depth, and 0 for the token after them; numbers of candidates.
 
     After `room` accepted nodes no candidates are verified.
 
-    >>> nodes = [DraftedNode(7, ROOT, None, 0), DraftedNode(8, ROOT, None, 0), DraftedNode(9, 1, None, 0)]
-    >>> ranks_of(nodes, [1], 3), ranks_of(nodes, [1, 2], 3), ranks_of(nodes, [1], 1)
-    (((2, 0), (2, 1)), ((2, 1, 0), (2, 1, 0)), ((2, 0), (2, 0)))
+    >>> drafted = Drafted(DraftTree((-1, -1, 1)), (7, 8, 9))
+    >>> ranks_of(drafted, [1], 3), ranks_of(drafted, [1, 2], 3), ranks_of(drafted, [1], 1), ranks_of(Drafted(), [], 3)
+    (((2, 0), (2, 1)), ((2, 1, 0), (2, 1, 0)), ((2, 0), (2, 0)), ((0,), (0,)))
     """
-    children = children_of(nodes)
-    below = [children.get(node, []) if depth < room else [] for depth, node in enumerate((ROOT, *path))]
-    ranks = [1 + own.index(node) for own, node in zip(below, path, strict=False)]
-    return (*ranks, 0), tuple([len(own) for own in below])
+    children, tree = drafted.children, drafted.tree
+    ranks = () if tree is None else tuple([tree.ranks[node] for node in path])
+    below = [len(children.get(node, ())) if depth < room else 0 for depth, node in enumerate((ROOT, *path))]
+    return (*ranks, 0), tuple(below)
 
 
-def _places(nodes: Sequence[DraftedNode]) -> list[int]:
-    """Index of each node among those of its depth."""
-    depths: list[int] = []
-    places: list[int] = []
-    drafted: dict[int, int] = {}  # nodes so far, by depth
-    for node in nodes:
-        depth = 1 if node.parent == ROOT else depths[node.parent] + 1
-        depths.append(depth)
-        places.append(drafted.get(depth, 0))
-        drafted[depth] = places[-1] + 1
-    return places
+def _place_of_last(drafted: Drafted, path: Sequence[int]) -> int:
+    """Index of the last node of a path among those of its depth, and so among the target's cached tokens there."""
+    return drafted.tree.places[path[-1]] if path and drafted.tree is not None else 0

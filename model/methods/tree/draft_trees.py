@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -120,6 +120,16 @@ class DraftTree:
             found.setdefault(parent, []).append(index)
         return {parent: tuple(each) for parent, each in found.items()}
 
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Index of each node among those of its depth."""
+        return tuple(node - self.nodes_to[depth - 1] for node, depth in enumerate(self.depths))
+
+    @cached_property
+    def parents_in_pass(self) -> tuple[int, ...]:
+        """Index of the parent of each node in a pass over the root and all nodes."""
+        return tuple(parent - ROOT for parent in self.parents)
+
     @property
     def depth(self) -> int:
         """Depth of the deepest node."""
@@ -165,6 +175,19 @@ class DraftTree:
         (-1, -1)
         """
         return self if depth >= self.depth else DraftTree(self.parents[: self.nodes_to[depth]])
+
+    def limited(self, most: Mapping[int, int]) -> DraftTree:
+        """Tree in which these nodes, `ROOT` for the root, have at most this number of children.
+
+        >>> DraftTree((-1, -1, 0, 1)).limited({ROOT: 1}).parents
+        (-1, 0)
+        """
+        number, parents = {ROOT: ROOT}, list[int]()
+        for node, (parent, rank) in enumerate(zip(self.parents, self.ranks, strict=True)):
+            if parent in number and rank <= most.get(parent, rank):
+                number[node] = len(parents)
+                parents.append(number[parent])
+        return DraftTree(tuple(parents))
 
     def chances(self, rates: Sequence[Sequence[float]]) -> Floats:
         """Probability that each node is right, with these rank rates.
