@@ -334,6 +334,10 @@ class OneAfterAnother(StepCosts):
             self._kept[shape] = found
         return found[:, index]
 
+    def summed_times(self, shape: PassShape, weights: Floats) -> Floats:
+        """See `StepCosts`."""
+        return np.concatenate([each.summed_times(shape, weights) for each in self.parts])
+
     def alike(self, shape: PassShape) -> PassShape:
         """See `StepCosts`."""
         found = {each.alike(shape) for each in self.parts}

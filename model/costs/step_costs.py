@@ -159,6 +159,19 @@ class StepCosts:
         """
         raise NotImplementedError
 
+    def summed_times(self, shape: PassShape, weights: Floats) -> Floats:
+        """Sums over positions 0, 1, ... of weight x time of a pass of this shape; shape (..., sums).
+
+        `weights` has the shape (positions, sums). Without a threaded library for one sum, as `model.methods.prediction.linear`.
+
+        >>> from model.costs.layer_times import UnitCost
+        >>> UnitCost(4).summed_times(PassShape(LayerSpan(0, 4)), np.array([[1.0, 0.0], [0.5, 2.0]])).tolist()
+        [6.0, 8.0]
+        """
+        if self.uniform:
+            return np.asarray(self.times(shape)[..., None] * weights.sum(axis=0))
+        return weighted(self.times(shape, np.arange(len(weights))), weights)
+
     def forward(self, step: Forward) -> float:
         """Time of a whole pass at its position."""
         return float(self.times(PassShape.of(step), position_of(step)))
@@ -259,6 +272,11 @@ class StepCosts:
         """Time of plain decoding of `tokens` tokens of one sequence; of several costs (`model.costs.many_costs`) an array."""
         time = tokens * self.plain_times() if self.uniform else self.plain_times(np.arange(tokens)).sum(axis=-1)
         return time if np.ndim(time) else float(time)
+
+
+def weighted(times: Floats, weights: Floats) -> Floats:
+    """Products of times, shape (..., positions), and weights, shape (positions, sums)."""
+    return np.einsum("...p,p->...", times, weights[:, 0])[..., None] if weights.shape[1] == 1 else np.asarray(times @ weights)
 
 
 ALL_LAYERS = LayerSpan(0, -1)

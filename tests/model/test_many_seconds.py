@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.architectures.published_shapes import preset
-from model.costs import watched_costs
+from model.costs import many_seconds, watched_costs
 from model.costs.layer_times import UnitCost
 from model.costs.many_costs import OneAfterAnother, VariedCosts, joined, joined_groups
 from model.costs.many_seconds import VariedSeconds, errors_of
@@ -41,6 +41,7 @@ PLACES: tuple[Any, ...] = (
     5, np.array([0, 1, 70]), np.array([4, 5, 6]), np.array([4, 6, 5, 7]), np.array([8]), np.array([[3, 0], [1, 2]]),
     np.zeros(0, dtype=np.intp), 2.5,
 )  # fmt: skip
+WEIGHTS = np.array([[0.5]]), np.linspace(0.0, 2.0, 30)[:, None], np.linspace([0.0, 1.0, 5.0], [1.0, 1.0, 0.0], 70)
 
 
 @st.composite
@@ -76,6 +77,9 @@ def test_costs_as_one_are_those_of_each(costs: VariedSeconds, how: str) -> None:
         single = not np.ndim(shape.width) and not np.ndim(shape.sequences)
         for at in PLACES if single else (5, np.array([[[0]], [[70]]])):
             np.testing.assert_allclose(cost.times(shape, at), [one.times(shape, at) for one in each], rtol=1e-13)
+        for weights in WEIGHTS if single else ():
+            expected = [one.times(shape, np.arange(len(weights))) @ weights for one in each]
+            np.testing.assert_allclose(cost.summed_times(shape, weights), expected, rtol=1e-13)
     np.testing.assert_allclose(cost.plain_time(9), [one.plain_time(9) for one in each], rtol=1e-13)
     for of in (lambda one: one.operations("draft"), lambda one: one.ratio("draft"), lambda one: one.link):
         np.testing.assert_allclose(of(cost), [of(one) for one in each], rtol=1e-13)
@@ -113,7 +117,11 @@ def test_groups_of_all_kinds_follow_one_another() -> None:
     expected = [one, *prompts, replace(one, prompt=9), one]
     for budgets in ({}, {"draft": 4}):
         alone = [each.within_budgets(budgets) for each in expected]
-        np.testing.assert_allclose(found.within_budgets(budgets).draft_times([0, 9]), [each.draft_times([0, 9]) for each in alone])
+        cost, drafts = found.within_budgets(budgets), PassShape(ALL_LAYERS, "draft", heads=1)
+        np.testing.assert_allclose(cost.draft_times([0, 9]), [each.draft_times([0, 9]) for each in alone])
+        for weights in WEIGHTS:
+            sums = [each.summed_times(drafts, weights) for each in alone]
+            np.testing.assert_allclose(cost.summed_times(drafts, weights), sums, rtol=1e-13)
     np.testing.assert_allclose(found.operations("draft"), [each.operations("draft") for each in expected])
     assert found.link.tolist() == [0.5] * 5  # type: ignore[attr-defined]
     assert found.has_model("draft")
@@ -199,6 +207,17 @@ def test_times_of_several_costs_are_looked_up_once(monkeypatch: pytest.MonkeyPat
     for costs in (prompts, prompts[20:], prompts.of(first.uncertainty_ends()[0])):
         assert costs.joined().plain_times(np.arange(30)).shape == (len(costs), 30)
     assert len(asked) == len({*asked}) < 40 + 30 + 40
+
+
+def test_sums_over_positions_of_many_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several blocks, in any order, with equal prompts; the times at each position of each cost are not made."""
+    first = PassSeconds({role: WithEngineOverhead(model, 0.0) for role, model in MODELS.items()})
+    costs = VariedSeconds(first, 5, {"prompt": np.array([900, 3, 70, 3, 4])}, {"target": np.array([0.0, 1.0, 2.0, 4.0, 8.0])})
+    expected = [each.times(SHAPES[1], np.arange(70)) @ WEIGHTS[2] for each in costs]
+    cost = costs.joined()
+    monkeypatch.setattr(many_seconds, "_WINDOWS", 2 * 70)
+    monkeypatch.setattr(type(cost), "times", None)
+    np.testing.assert_allclose(cost.summed_times(SHAPES[1], WEIGHTS[2]), expected, rtol=1e-13)
 
 
 def test_each_context_is_looked_up_once() -> None:

@@ -89,9 +89,9 @@ def blocks_of(size: int) -> Iterator[None]:
     """Evaluate about this number of pairs together."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
-            (prediction, "_CELLS"), (tree_rounds, "_MANY_PAIRS"), (tree_rounds, "_PAIRS"), (tree_rounds, "_FEW_LAWS"),
-            (round_counts, "_POSITIONS"), (lookup_rounds, "_CELLS"), (lookup_rounds, "_PAIRS"), (stages, "_COLUMNS"),
-            (stages, "_CHANCES"), (finite_bild, "_COUNTS"), (finite_bild, "_FEW_LAWS"),
+            (prediction, "_CELLS"), (prediction, "_LARGEST_PRODUCT"), (tree_rounds, "_MANY_PAIRS"), (tree_rounds, "_PAIRS"),
+            (tree_rounds, "_FEW_LAWS"), (round_counts, "_POSITIONS"), (lookup_rounds, "_CELLS"), (lookup_rounds, "_PAIRS"),
+            (stages, "_COLUMNS"), (stages, "_CHANCES"), (finite_bild, "_COUNTS"), (finite_bild, "_FEW_LAWS"),
         ):  # fmt: skip
             patch.setattr(module, name, size)
         yield
