@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -193,6 +193,15 @@ class ManySeconds(StepCosts):
             return super().summed_times(shape, weights)
         return np.broadcast_to(found, (len(self.costs), weights.shape[1]))
 
+    def summed_values(self, shapes: Sequence[PassShape], value: Callable[[Floats], Floats], weights: Floats) -> Floats:
+        """See `StepCosts`; once for each context, where the times of all passes are the same at one context."""
+        found = None
+        if all(self._by_context.has(shape, np.arange(len(weights))) for shape in shapes):
+            found = self._by_context.summed_values(shapes, value, weights)
+        if found is None:
+            return super().summed_values(shapes, value, weights)
+        return np.broadcast_to(found, (len(self.costs), found.shape[1]))
+
     def plain_error(self, at: ArrayLike = 0) -> Floats:
         """Relative error of the time of a step of plain decoding, by cost [-]."""
         where = np.asarray(at)
@@ -205,6 +214,10 @@ class ManySeconds(StepCosts):
     def alike(self, shape: PassShape) -> PassShape:
         """See `StepCosts`."""
         return self.costs.first.alike(shape)
+
+    def as_repeated(self, shape: PassShape) -> tuple[PassShape, int]:
+        """See `StepCosts`."""
+        return self.costs.first.as_repeated(shape)
 
     def within_budgets(self, budgets: Mapping[str, int]) -> ManySeconds:
         """See `StepCosts`."""
@@ -377,8 +390,25 @@ class _TimesByContext:
         step, ended = self._overhead(shape), self._ended(shape)
         if ended is None or not (step is None or self._certain(shape)):
             return None
-        found = self._windows_summed(ended, weights)
-        return found if step is None else found + step[:, None] * weights.sum(axis=0)
+        found: Floats = self._windows_summed(ended[None], weights)[0]
+        return found if step is None else np.asarray(found + step[:, None] * weights.sum(axis=0))
+
+    def summed_values(self, shapes: Sequence[PassShape], value: Callable[[Floats], Floats], weights: Floats) -> Floats | None:
+        """`StepCosts.summed_values`; None if the costs' times differ by more than their contexts."""
+        self._tables.cover(np.array([len(weights) - 1]))
+        ended = [self._ended(shape) if self._overhead(shape) is None else None for shape in shapes]
+        times = [each for each in ended if each is not None]
+        if len(times) < len(ended):
+            return None
+        begins, _ = self._begins
+        edges = np.zeros(int(begins[-1]) + len(weights) + 1, dtype=np.intp)
+        edges[begins] += 1
+        edges[begins + len(weights)] -= 1
+        contexts = np.flatnonzero(np.cumsum(edges))
+        values = value(np.stack([each[contexts] for each in times]))
+        found = np.zeros((len(values), edges.size - 1))
+        found[:, contexts] = values
+        return np.asarray(self._windows_summed(found, weights[:, None])[..., 0].T)
 
     def _ended(self, shape: PassShape) -> Floats | None:
         """Times by context at the end of the uncertainty, without overheads; None if they also depend on the overheads."""
@@ -395,12 +425,15 @@ class _TimesByContext:
         return shape.role != "target" and self._cost.uncertainty_end != 0
 
     def _windows_summed(self, by_context: Floats, weights: Floats) -> Floats:
-        """Sums of weight x value at the positions from the context of each cost on; shape (costs or 1, sums)."""
+        """Sums of weight x value at the positions from the context of each cost on; shape (values, costs or 1, sums).
+
+        `by_context` has the shape (values, contexts), `weights` (positions, sums).
+        """
         begins, cost = self._begins
-        windows = np.lib.stride_tricks.sliding_window_view(by_context, len(weights))
-        size = max(_WINDOWS // len(weights), 1)
-        parts = [weighted(windows[begins[start : start + size]], weights) for start in range(0, begins.size, size)]
-        return (parts[0] if len(parts) == 1 else np.concatenate(parts))[cost]
+        windows = np.lib.stride_tricks.sliding_window_view(by_context, len(weights), axis=-1)
+        size = max(_WINDOWS // (len(weights) * len(by_context)), 1)
+        parts = [weighted(windows[:, begins[start : start + size]], weights) for start in range(0, begins.size, size)]
+        return np.asarray((parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[:, cost])
 
     @cached_property
     def _begins(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -69,9 +69,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: S
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; passes are counted once for all costs."""
     replayed = any(isinstance(law, RecordedDecisions) for law in points.laws)
-    return predict_by_decoding(
-        _predict_together, points, lambda parameters: 2 * parameters.largest_pass, together="always", summed=not replayed
-    )
+
+    def prices_of_each(parameters: Parameters, several: bool = True) -> int:
+        return 2 * parameters.largest_pass if several or replayed else 1
+
+    return predict_by_decoding(_predict_together, points, prices_of_each, together="always", by_position=prices_of_each)
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
