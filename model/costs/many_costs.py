@@ -334,10 +334,21 @@ class OneAfterAnother(StepCosts):
             self._kept[shape] = found
         return found[:, index]
 
+    def summed_times(self, shape: PassShape, weights: Floats) -> Floats:
+        """See `StepCosts`."""
+        return np.concatenate([each.summed_times(shape, weights) for each in self.parts])
+
+    def summed_values(self, shapes: Sequence[PassShape], value: Callable[[Floats], Floats], weights: Floats) -> Floats:
+        """See `StepCosts`."""
+        return np.concatenate([each.summed_values(shapes, value, weights) for each in self.parts])
+
     def alike(self, shape: PassShape) -> PassShape:
         """See `StepCosts`."""
-        found = {each.alike(shape) for each in self.parts}
-        return found.pop() if len(found) == 1 else shape
+        return _agreed([each.alike(shape) for each in self.parts], shape)
+
+    def as_repeated(self, shape: PassShape) -> tuple[PassShape, int]:
+        """See `StepCosts`."""
+        return _agreed([each.as_repeated(shape) for each in self.parts], (shape, 1))
 
     def _times(self, shape: PassShape, at: NDArray[Any]) -> Floats:
         return np.concatenate([each.times(shape, at) for each in self.parts])
@@ -371,6 +382,11 @@ class OneAfterAnother(StepCosts):
         return OneAfterAnother([each.with_middle(at) for each in self.parts])
 
 
+def _agreed(found: Sequence[Value], otherwise: Value) -> Value:
+    """The value of all of them, if it is the same."""
+    return found[0] if all(each == found[0] for each in found[1:]) else otherwise
+
+
 _FEW_TIMES = 60_000
 """Times of a pass up to which they are kept: where there are more, what each call takes besides them is small."""
 _MOST_KEPT = 2_000_000
@@ -400,6 +416,14 @@ class PricedTogether(StepCosts):
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` positions, by cost."""
         return np.stack(np.broadcast_arrays(*(each.times(shape, at) for each in self.costs)))
+
+    def alike(self, shape: PassShape) -> PassShape:
+        """See `StepCosts`."""
+        return _agreed([each.alike(shape) for each in self.costs], shape)
+
+    def as_repeated(self, shape: PassShape) -> tuple[PassShape, int]:
+        """See `StepCosts`."""
+        return _agreed([each.as_repeated(shape) for each in self.costs], (shape, 1))
 
     def dispatching(self, processes: int) -> Any:
         """Time that starting `processes` sub-processes occupies the starter's unit, by cost."""

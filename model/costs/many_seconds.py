@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -14,7 +14,7 @@ from model.costs import many_costs, watched_costs
 from model.costs.layer_times import OVERHEADS
 from model.costs.many_costs import Varied
 from model.costs.pass_seconds import ContextTable, PassSeconds
-from model.costs.step_costs import PassShape, StepCosts
+from model.costs.step_costs import PassShape, StepCosts, weighted
 from model.hardware.cost_models import Hardware, WithEngineOverhead
 from model.hardware.interpolation import Estimate
 from model.steps import LayerSpan
@@ -184,6 +184,24 @@ class ManySeconds(StepCosts):
         found = self._with_axes(len(extent)).computed_times(shape, where.astype(np.float64))
         return np.broadcast_to(found, (len(self.costs), *extent))
 
+    def summed_times(self, shape: PassShape, weights: Floats) -> Floats:
+        """See `StepCosts`; without the times at each position of each cost, where they are the same at one context."""
+        found = None
+        if self._by_context.has(shape, np.arange(len(weights))):
+            found = self._by_context.summed(shape, weights)
+        if found is None:
+            return super().summed_times(shape, weights)
+        return np.broadcast_to(found, (len(self.costs), weights.shape[1]))
+
+    def summed_values(self, shapes: Sequence[PassShape], value: Callable[[Floats], Floats], weights: Floats) -> Floats:
+        """See `StepCosts`; once for each context, where the times of all passes are the same at one context."""
+        found = None
+        if all(self._by_context.has(shape, np.arange(len(weights))) for shape in shapes):
+            found = self._by_context.summed_values(shapes, value, weights)
+        if found is None:
+            return super().summed_values(shapes, value, weights)
+        return np.broadcast_to(found, (len(self.costs), found.shape[1]))
+
     def plain_error(self, at: ArrayLike = 0) -> Floats:
         """Relative error of the time of a step of plain decoding, by cost [-]."""
         where = np.asarray(at)
@@ -196,6 +214,10 @@ class ManySeconds(StepCosts):
     def alike(self, shape: PassShape) -> PassShape:
         """See `StepCosts`."""
         return self.costs.first.alike(shape)
+
+    def as_repeated(self, shape: PassShape) -> tuple[PassShape, int]:
+        """See `StepCosts`."""
+        return self.costs.first.as_repeated(shape)
 
     def within_budgets(self, budgets: Mapping[str, int]) -> ManySeconds:
         """See `StepCosts`."""
@@ -354,15 +376,69 @@ class _TimesByContext:
         """Times at these positions, which broadcast to (costs, *at.shape) [s]."""
         tables = self._tables
         tables.cover(at)
-        step, drafts = self._overhead(shape), shape.role != "target" and self._cost.uncertainty_end != 0
-        if step is None and not (drafts and "target" in self._steps):
-            if shape not in tables.ended:
-                plain_error = tables.total(self._plain).error if drafts else np.zeros(())
-                tables.ended[shape] = self._at_end(shape, tables.total(shape), plain_error, None)
-            return self._gathered(tables.ended[shape], at)
+        step = self._overhead(shape)
+        ended = self._ended(shape) if step is None else None
+        if ended is not None:
+            return self._gathered(ended, at)
         total = Estimate(*(self._gathered(each, at) for each in tables.total(shape)))
         overhead = None if step is None else step.reshape(-1, *(1,) * at.ndim)
-        return self._at_end(shape, total, self.plain_error(at) if drafts else np.zeros(()), overhead)
+        return self._at_end(shape, total, self.plain_error(at) if self._as_plain(shape) else np.zeros(()), overhead)
+
+    def summed(self, shape: PassShape, weights: Floats) -> Floats | None:
+        """`StepCosts.summed_times`, as of `times`; None if the costs' times differ by more than their contexts and overheads."""
+        self._tables.cover(np.array([len(weights) - 1]))
+        step, ended = self._overhead(shape), self._ended(shape)
+        if ended is None or not (step is None or self._certain(shape)):
+            return None
+        found: Floats = self._windows_summed(ended[None], weights)[0]
+        return found if step is None else np.asarray(found + step[:, None] * weights.sum(axis=0))
+
+    def summed_values(self, shapes: Sequence[PassShape], value: Callable[[Floats], Floats], weights: Floats) -> Floats | None:
+        """`StepCosts.summed_values`; None if the costs' times differ by more than their contexts."""
+        self._tables.cover(np.array([len(weights) - 1]))
+        ended = [self._ended(shape) if self._overhead(shape) is None else None for shape in shapes]
+        times = [each for each in ended if each is not None]
+        if len(times) < len(ended):
+            return None
+        begins, _ = self._begins
+        edges = np.zeros(int(begins[-1]) + len(weights) + 1, dtype=np.intp)
+        edges[begins] += 1
+        edges[begins + len(weights)] -= 1
+        contexts = np.flatnonzero(np.cumsum(edges))
+        values = value(np.stack([each[contexts] for each in times]))
+        found = np.zeros((len(values), edges.size - 1))
+        found[:, contexts] = values
+        return np.asarray(self._windows_summed(found, weights[:, None])[..., 0].T)
+
+    def _ended(self, shape: PassShape) -> Floats | None:
+        """Times by context at the end of the uncertainty, without overheads; None if they also depend on the overheads."""
+        tables, as_plain = self._tables, self._as_plain(shape)
+        if as_plain and "target" in self._steps:
+            return None
+        if shape not in tables.ended:
+            plain_error = tables.total(self._plain).error if as_plain else np.zeros(())
+            tables.ended[shape] = self._at_end(shape, tables.total(shape), plain_error, None)
+        return tables.ended[shape]
+
+    def _as_plain(self, shape: PassShape) -> bool:
+        """True if times of this pass have the error of a step of plain decoding besides their own."""
+        return shape.role != "target" and self._cost.uncertainty_end != 0
+
+    def _windows_summed(self, by_context: Floats, weights: Floats) -> Floats:
+        """Sums of weight x value at the positions from the context of each cost on; shape (values, costs or 1, sums).
+
+        `by_context` has the shape (values, contexts), `weights` (positions, sums).
+        """
+        begins, cost = self._begins
+        windows = np.lib.stride_tricks.sliding_window_view(by_context, len(weights), axis=-1)
+        size = max(_WINDOWS // (len(weights) * len(by_context)), 1)
+        parts = [weighted(windows[:, begins[start : start + size]], weights) for start in range(0, begins.size, size)]
+        return np.asarray((parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[:, cost])
+
+    @cached_property
+    def _begins(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Distinct contexts at position 0, and the index of each cost's."""
+        return np.unique(self._offsets, return_inverse=True)
 
     def plain_error(self, at: NDArray[Any]) -> Floats:
         """Relative error of the time of a step of plain decoding [-], as of `times`."""
@@ -430,6 +506,8 @@ class _TimesByContext:
 
 _GROWTH = 16
 """Positions after the last one of which times are also computed, since rounds go beyond the last token."""
+_WINDOWS = 65_536
+"""Times whose sums are computed together: half a MB."""
 _FEW_TIMES = 16_384
 """Times up to which an index of each takes less than a view of windows."""
 _MOST_TABULATED = 1 << 17

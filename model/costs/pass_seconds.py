@@ -321,6 +321,19 @@ class PassSeconds(StepCosts):
         first, last, gaps, kv_only = shape.layers
         return shape if first <= 1 or gaps else shape._replace(layers=LayerSpan(1, 1 + last - first, kv_only=kv_only))
 
+    def as_repeated(self, shape: PassShape) -> tuple[PassShape, int]:
+        """See `StepCosts`: a pass for keys and values takes the time of a layer for each of its layers, and nothing else.
+
+        >>> cost = PassSeconds({})
+        >>> [(shape.layers[:2], count) for shape, count in (
+        ...     cost.as_repeated(PassShape(LayerSpan(7, 9, kv_only=kv_only))) for kv_only in (True, False))]
+        [((1, 2), 2), ((1, 3), 1)]
+        """
+        first, last, gaps, kv_only = shape.layers
+        if first == last or gaps or not kv_only or shape.compared or shape.tree or np.any(shape.heads) or np.any(shape.width != 1):
+            return self.alike(shape), 1
+        return shape._replace(layers=LayerSpan(1, 2, kv_only=True)), last - first
+
     def computed_times(self, shape: PassShape, at: ArrayLike) -> Floats:
         """`times` without a table [s]."""
         shape = self._within_budget(shape)

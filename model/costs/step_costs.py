@@ -8,7 +8,7 @@ expectations are sums over the positions at which passes start.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -159,6 +159,33 @@ class StepCosts:
         """
         raise NotImplementedError
 
+    def summed_times(self, shape: PassShape, weights: Floats) -> Floats:
+        """Sums over positions 0, 1, ... of weight x time of a pass of this shape; shape (..., sums).
+
+        `weights` has the shape (positions, sums). Without a threaded library for one sum, as `model.methods.prediction.linear`.
+
+        >>> from model.costs.layer_times import UnitCost
+        >>> UnitCost(4).summed_times(PassShape(LayerSpan(0, 4)), np.array([[1.0, 0.0], [0.5, 2.0]])).tolist()
+        [6.0, 8.0]
+        """
+        if self.uniform:
+            return np.asarray(self.times(shape)[..., None] * weights.sum(axis=0))
+        return weighted(self.times(shape, np.arange(len(weights))), weights)
+
+    def summed_values(self, shapes: Sequence[PassShape], value: Callable[[Floats], Floats], weights: Floats) -> Floats:
+        """Sums over positions 0, 1, ... of weight x value of the times of some passes; shape (..., values).
+
+        `weights` has the shape (positions,). `value` maps times of shape (passes, n) to an array of shape (values, n).
+
+        >>> from model.costs.layer_times import UnitCost
+        >>> shapes = [PassShape(LayerSpan(0, 4)), PassShape(LayerSpan(0, 1))]
+        >>> UnitCost(4).summed_values(shapes, lambda times: times[:1] * times[1:], np.array([1.0, 0.5])).tolist()
+        [6.0]
+        """
+        times = np.stack([self.times(shape, np.arange(len(weights))) for shape in shapes])
+        values = value(times.reshape(len(shapes), -1))
+        return np.moveaxis(values.reshape(-1, *times.shape[1:]) @ weights, 0, -1)
+
     def forward(self, step: Forward) -> float:
         """Time of a whole pass at its position."""
         return float(self.times(PassShape.of(step), position_of(step)))
@@ -176,6 +203,10 @@ class StepCosts:
     def alike(self, shape: PassShape) -> PassShape:
         """A shape of a pass that takes the same time as this one; the same one for many shapes where their layers are alike."""
         return shape
+
+    def as_repeated(self, shape: PassShape) -> tuple[PassShape, int]:
+        """A pass, and how many of it take as long as a pass of this shape, so that few passes are priced for many shapes."""
+        return self.alike(shape), 1
 
     def times_by_position(self, step: Forward, positions: int) -> list[float]:
         """`forward` of passes like this one at positions 0, 1, ..., `positions` - 1, if they are `tabulated`.
@@ -259,6 +290,11 @@ class StepCosts:
         """Time of plain decoding of `tokens` tokens of one sequence; of several costs (`model.costs.many_costs`) an array."""
         time = tokens * self.plain_times() if self.uniform else self.plain_times(np.arange(tokens)).sum(axis=-1)
         return time if np.ndim(time) else float(time)
+
+
+def weighted(times: Floats, weights: Floats) -> Floats:
+    """Products of times, shape (..., positions), and weights, shape (positions, sums)."""
+    return np.einsum("...p,p->...", times, weights[:, 0])[..., None] if weights.shape[1] == 1 else np.asarray(times @ weights)
 
 
 ALL_LAYERS = LayerSpan(0, -1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model.costs import many_costs, watched_costs
 from model.costs.many_costs import Varied
-from model.costs.step_costs import StepCosts
+from model.costs.step_costs import PassShape, StepCosts
 from model.methods.method_parameters import MethodParameters
 
 Floats = NDArray[np.float64]
@@ -236,6 +236,30 @@ class DecodingPoints(Generic[Chosen]):
         """
         return linear(counts, prices, self.law, self.price)
 
+    @property
+    def many_pairs(self) -> bool:
+        """True if the points have a large part of all pairs of a law and a cost, so that all of these may be evaluated."""
+        return len(self.laws) * (int(self.price.max(initial=0)) + 1) <= _LARGEST_PRODUCT * self.law.size
+
+    def time_of(self, passes: Sequence[tuple[PassShape, Floats]]) -> Floats:
+        """Expected time of some passes at each point: shapes, with their numbers by position and law, (positions, laws).
+
+        Where times do not depend on the position, counts may have a single one.
+        """
+        cost, law, price = self.cost, self.law, self.price
+        if cost.uniform:
+            each = np.stack([cost.times(shape) for shape, _ in passes], axis=-1)
+            return linear(np.stack([counts.sum(axis=0) for _, counts in passes]), each, law, price)
+        if self.many_pairs:
+            found = cost.summed_times(*passes[0])
+            for one in passes[1:]:
+                found = found + cost.summed_times(*one)
+            return np.asarray(found[price, law])
+        total = np.zeros(law.size)
+        for shape, counts in passes:
+            total += linear(counts, cost.times(shape, np.arange(len(counts))), law, price)
+        return total
+
 
 def linear(counts: Floats, prices: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
     """`DecodingPoints.linear` of pairs of laws and prices.
@@ -333,12 +357,15 @@ _CELLS = 200_000
 def predict_by_decoding(
     predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any], prices: Callable[[Any], int],
     *, together: Literal["never", "uniform", "always"] = "never", last: Callable[[Any], int] = lambda parameters: 0,
+    by_position: Callable[[Any, bool], int] | None = None,
 ) -> Prediction:  # fmt: skip
     """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size.
 
     `prices` gives the prices that the method needs of each cost, and of each position if they depend on it. `together` says where
     the function takes points of several lengths (`DecodingPoints.lengths`): where times do not depend on the position (`uniform`),
-    or also where they do; then at the `last` positions of each length there are prices for this length only.
+    or also where they do; then at the `last` positions of each length there are prices for this length only. `by_position` gives
+    the prices of a cost at a position of points of several lengths (True) or of one, if it is not `prices`: 1 if only sums over
+    positions are asked of costs, such as `DecodingPoints.time_of`.
     """
     number: dict[Any, int] = {}
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
@@ -375,7 +402,8 @@ def predict_by_decoding(
             continue
         of_each = np.unique(tokens_of[chosen[mine]])
         positions = int(of_each[-1]) + (last(parameters) * of_each.size if of_each.size > 1 else 0)
-        size = max(_CELLS // ((1 if uniform else positions) * prices(parameters)), 1)
+        each = prices(parameters) if uniform or by_position is None else by_position(parameters, of_each.size > 1)
+        size = max(_CELLS // ((1 if uniform else positions) * each), 1)
         block = np.cumsum(np.diff(cost_of[chosen[mine]], prepend=-1) != 0) - 1
         for start, stop in _blocks(block // size, int(mine[0])):
             here = order[starts[start] : starts[stop]]

@@ -18,7 +18,8 @@ from model.interpret.simulated_answers import Lossy
 from model.methods.bild import paths
 from model.methods.bild import theory as formulas
 from model.methods.bild.algorithm import Parameters, decode
-from model.methods.bild.finite_bild import counts_of, prices, segments
+from model.methods.bild.finite_bild import counts_of, segments
+from model.methods.bild.segment_prices import prices
 from model.methods.bild.theory import work
 from model.methods.bild.threshold_decisions import Independent, RecordedDecisions
 from model.steps import Commit, Forward, Read, Steps

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.architectures.published_shapes import preset
-from model.costs import watched_costs
+from model.costs import many_seconds, watched_costs
 from model.costs.layer_times import UnitCost
 from model.costs.many_costs import OneAfterAnother, VariedCosts, joined, joined_groups
 from model.costs.many_seconds import VariedSeconds, errors_of
@@ -41,6 +41,7 @@ PLACES: tuple[Any, ...] = (
     5, np.array([0, 1, 70]), np.array([4, 5, 6]), np.array([4, 6, 5, 7]), np.array([8]), np.array([[3, 0], [1, 2]]),
     np.zeros(0, dtype=np.intp), 2.5,
 )  # fmt: skip
+WEIGHTS = np.array([[0.5]]), np.linspace(0.0, 2.0, 30)[:, None], np.linspace([0.0, 1.0, 5.0], [1.0, 1.0, 0.0], 70)
 
 
 @st.composite
@@ -76,6 +77,13 @@ def test_costs_as_one_are_those_of_each(costs: VariedSeconds, how: str) -> None:
         single = not np.ndim(shape.width) and not np.ndim(shape.sequences)
         for at in PLACES if single else (5, np.array([[[0]], [[70]]])):
             np.testing.assert_allclose(cost.times(shape, at), [one.times(shape, at) for one in each], rtol=1e-13)
+        values = [shape, SHAPES[0]], lambda times: np.stack([times[0] * times[1], times.sum(axis=0), times[1]])
+        for weights in (WEIGHTS[0], WEIGHTS[1]) if single else ():
+            expected = [one.summed_values(*values, weights[:, 0]) for one in each]
+            np.testing.assert_allclose(cost.summed_values(*values, weights[:, 0]), expected, rtol=1e-13)
+        for weights in WEIGHTS if single else ():
+            expected = [one.times(shape, np.arange(len(weights))) @ weights for one in each]
+            np.testing.assert_allclose(cost.summed_times(shape, weights), expected, rtol=1e-13)
     np.testing.assert_allclose(cost.plain_time(9), [one.plain_time(9) for one in each], rtol=1e-13)
     for of in (lambda one: one.operations("draft"), lambda one: one.ratio("draft"), lambda one: one.link):
         np.testing.assert_allclose(of(cost), [of(one) for one in each], rtol=1e-13)
@@ -113,7 +121,13 @@ def test_groups_of_all_kinds_follow_one_another() -> None:
     expected = [one, *prompts, replace(one, prompt=9), one]
     for budgets in ({}, {"draft": 4}):
         alone = [each.within_budgets(budgets) for each in expected]
-        np.testing.assert_allclose(found.within_budgets(budgets).draft_times([0, 9]), [each.draft_times([0, 9]) for each in alone])
+        cost, drafts = found.within_budgets(budgets), PassShape(ALL_LAYERS, "draft", heads=1)
+        np.testing.assert_allclose(cost.draft_times([0, 9]), [each.draft_times([0, 9]) for each in alone])
+        for weights in WEIGHTS:
+            sums = [each.summed_times(drafts, weights) for each in alone]
+            np.testing.assert_allclose(cost.summed_times(drafts, weights), sums, rtol=1e-13)
+            squares = [each.summed_values([drafts], np.square, weights[:, 0]) for each in alone]
+            np.testing.assert_allclose(cost.summed_values([drafts], np.square, weights[:, 0]), squares, rtol=1e-13)
     np.testing.assert_allclose(found.operations("draft"), [each.operations("draft") for each in expected])
     assert found.link.tolist() == [0.5] * 5  # type: ignore[attr-defined]
     assert found.has_model("draft")
@@ -154,12 +168,32 @@ def test_costs_that_share_times_keep_their_overheads(stepped: bool) -> None:
             np.testing.assert_allclose(cost.times(shape, [0, 1, 30]), [one.times(shape, [0, 1, 30]) for one in each], rtol=1e-13)
 
 
+def unsure(end: float) -> PassSeconds:
+    """Costs with large errors, at an end of them."""
+    shape, scales = preset("llama-2-13b"), {"target": 1.0, "draft": 0.1}
+    models = {role: WithEngineOverhead(GrowingContext(shape, scale, 0.7), 0.5) for role, scale in scales.items()}
+    return PassSeconds(models, 3, uncertainty_end=end)
+
+
+@pytest.mark.parametrize("end", [1.0, -1.0])
+@pytest.mark.parametrize("roles", [(), ("draft",), ("target",), ("draft", "target")])
+def test_sums_of_times_with_large_errors(end: float, roles: tuple[str, ...]) -> None:
+    """Overheads, which have no error, change the errors of passes of the draft."""
+    steps = {role: each for role, each in (("target", np.array([0.0, 4.0])), ("draft", np.array([0.25, 0.0]))) if role in roles}
+    numbers: dict[str, Any] = {"prompt": np.array([3, 20])}
+    costs = VariedSeconds(unsure(end), 2, numbers, steps)
+    cost, wide = joined(costs), PassShape(LayerSpan(0, 1), width=2)
+    for shape, weights in itertools.product((PassShape(ALL_LAYERS, "draft", heads=1), wide, wide._replace(width=1)), WEIGHTS):
+        times = np.array([one.times(shape, np.arange(len(weights))) for one in costs])
+        np.testing.assert_allclose(cost.summed_times(shape, weights), times @ weights, rtol=1e-13, atol=1e-15)
+        squares = (times**2 @ weights[:, 0])[:, None]
+        np.testing.assert_allclose(cost.summed_values([shape], np.square, weights[:, 0]), squares, rtol=1e-13, atol=1e-15)
+
+
 @pytest.mark.parametrize("end", [1.0, -1.0])
 def test_times_with_large_errors_are_not_negative(end: float) -> None:
     """Also of passes that are asked for before those at later positions, and before plain decoding."""
-    shape = preset("llama-2-13b")
-    unsure = {role: WithEngineOverhead(GrowingContext(shape, scale, 0.7), 0.5) for role, scale in (("target", 1.0), ("draft", 0.1))}
-    first = PassSeconds(unsure, 3, uncertainty_end=end)
+    first = unsure(end)
     steps = {"target": np.array([0.0, 4.0]), "draft": np.array([0.25, 0.0])}
     numbers: dict[str, Any]
     for numbers, roles in itertools.product(({}, {"prompt": np.array([3, 20])}), ({}, steps, {"draft": steps["draft"]})):
@@ -199,6 +233,17 @@ def test_times_of_several_costs_are_looked_up_once(monkeypatch: pytest.MonkeyPat
     for costs in (prompts, prompts[20:], prompts.of(first.uncertainty_ends()[0])):
         assert costs.joined().plain_times(np.arange(30)).shape == (len(costs), 30)
     assert len(asked) == len({*asked}) < 40 + 30 + 40
+
+
+def test_sums_over_positions_of_many_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several blocks, in any order, with equal prompts; the times at each position of each cost are not made."""
+    first = PassSeconds({role: WithEngineOverhead(model, 0.0) for role, model in MODELS.items()})
+    costs = VariedSeconds(first, 5, {"prompt": np.array([900, 3, 70, 3, 4])}, {"target": np.array([0.0, 1.0, 2.0, 4.0, 8.0])})
+    expected = [each.times(SHAPES[1], np.arange(70)) @ WEIGHTS[2] for each in costs]
+    cost = costs.joined()
+    monkeypatch.setattr(many_seconds, "_WINDOWS", 2 * 70)
+    monkeypatch.setattr(type(cost), "times", None)
+    np.testing.assert_allclose(cost.summed_times(SHAPES[1], WEIGHTS[2]), expected, rtol=1e-13)
 
 
 def test_each_context_is_looked_up_once() -> None:
@@ -295,5 +340,8 @@ def test_passes_that_are_alike_take_the_same_time(
     shape = PassShape(LayerSpan(min(one, other), max(one, other), kv_only=kv_only), heads=heads, compared=compared)
     assert UnitCost(LAYERS).alike(shape) == shape  # its layers may take unequal times
     whole = joined_groups([costs, costs.passes_only()])
-    for cost in (costs[0], costs.joined(), whole):
+    for cost in (costs[0], costs.joined(), whole, joined([costs[0], costs[0].passes_only()])):
         np.testing.assert_array_equal(cost.times(cost.alike(shape), np.arange(4)), cost.times(shape, np.arange(4)))
+        repeated, count = cost.as_repeated(shape)
+        assert count == (max(one, other) - min(one, other) if (kv_only and one != other and not heads and not compared) else 1)
+        np.testing.assert_allclose(count * cost.times(repeated, np.arange(4)), cost.times(shape, np.arange(4)), rtol=1e-13)

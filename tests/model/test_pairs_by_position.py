@@ -85,15 +85,16 @@ CASES = {
 
 
 @contextmanager
-def blocks_of(size: int) -> Iterator[None]:
-    """Evaluate about this number of pairs together."""
+def blocks_of(size: int, most_pairs: int) -> Iterator[None]:
+    """Evaluate about this number of pairs together, and all pairs if they are at most so often the points."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
-            (prediction, "_CELLS"), (tree_rounds, "_MANY_PAIRS"), (tree_rounds, "_PAIRS"), (tree_rounds, "_FEW_LAWS"),
-            (round_counts, "_POSITIONS"), (lookup_rounds, "_CELLS"), (lookup_rounds, "_PAIRS"), (stages, "_COLUMNS"),
-            (stages, "_CHANCES"), (finite_bild, "_COUNTS"), (finite_bild, "_FEW_LAWS"),
+            (prediction, "_CELLS"), (tree_rounds, "_MANY_PAIRS"), (tree_rounds, "_PAIRS"),
+            (tree_rounds, "_FEW_LAWS"), (round_counts, "_POSITIONS"), (lookup_rounds, "_CELLS"), (lookup_rounds, "_PAIRS"),
+            (stages, "_COLUMNS"), (stages, "_CHANCES"), (finite_bild, "_COUNTS"), (finite_bild, "_FEW_LAWS"),
         ):  # fmt: skip
             patch.setattr(module, name, size)
+        patch.setattr(prediction, "_LARGEST_PRODUCT", most_pairs)
         yield
 
 
@@ -123,7 +124,7 @@ def test_pairs_of_laws_and_costs_are_predicted_as_alone(name: str, data: st.Data
     choice, law = np.array(data.draw(st.lists(places, min_size=1, max_size=12)), dtype=np.intp).T
     means = np.array(data.draw(st.lists(st.booleans(), min_size=law.size, max_size=law.size)))
     groups: GroupedChoices[Any] = GroupedChoices([ChoiceGroup(parameters, TOKENS, costs)])
-    with blocks_of(data.draw(st.sampled_from([1, 2, 100_000]))):
+    with blocks_of(data.draw(st.sampled_from([1, 2, 100_000])), data.draw(st.sampled_from([0, 4]))):
         found = method.predict_points(PredictionPoints(groups, case.laws, choice, law, means))
     for place, (which, of) in enumerate(zip(choice.tolist(), law.tolist(), strict=True)):
         alone = method.predict(parameters, TOKENS, case.laws[of], costs[which])

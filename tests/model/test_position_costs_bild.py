@@ -14,7 +14,8 @@ from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import Lossy
 from model.methods.bild import theory
 from model.methods.bild.algorithm import Parameters, decode
-from model.methods.bild.finite_bild import prices, segments
+from model.methods.bild.finite_bild import segments
+from model.methods.bild.segment_prices import prices
 from model.methods.bild.threshold_decisions import Independent, RecordedDecisions
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate

@@ -25,7 +25,8 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 from tests.support.comparisons import profile
 from tests.support.exact import near
-from tests.support.position_costs import early_exit_moments, growing
+from tests.support.position_costs import RandomCosts, early_exit_moments, growing
+from tests.support.tiers import examples
 
 
 @st.composite
@@ -158,6 +159,51 @@ def test_columns_can_be_priced_in_parts(cost: StepCosts, monkeypatch: pytest.Mon
     whole = early_exit_moments(parameters, 5, law, cost), theory.slowest(parameters, 5, cost)
     monkeypatch.setattr(finite_early_exit, "_PART", 11)  # two columns per part
     assert near([*early_exit_moments(parameters, 5, law, cost), *theory.slowest(parameters, 5, cost)], [*whole[0], *whole[1]])
+
+
+@given(st.data(), st.booleans(), st.integers(0, 3))
+@settings(max_examples=examples(60, 600), deadline=None)
+def test_moments_are_those_of_the_prices_of_depths(data: st.DataObject, by_position: bool, seed: int) -> None:
+    """Also at times that no two passes share, and of laws that never leave at some depths."""
+    parameters, tokens = data.draw(choices().filter(lambda choice: choice[0].fill == "propagate"))
+    random = RandomCosts(parameters.layers, seed)
+    cost: StepCosts = data.draw(st.sampled_from([random, growing(parameters.layers, prompt=seed, state_check=0.3)]))
+    drawn = np.random.default_rng(seed).random((tokens, 5)) * np.array([1.0, 0.0, 3.0, 0.5, 0.0])
+    drawn = drawn[:, : parameters.layers]
+    drawn[:, : parameters.first_check - 1] = 0.0
+    drawn[:, -1] += 0.25
+    if parameters.exit_layer is not None:
+        drawn = np.eye(parameters.layers)[[parameters.exit_layer - 1] * tokens]
+    pmf = drawn / drawn.sum(axis=1, keepdims=True)
+    law = Depths(pmf if by_position else pmf[0], parameters.decoded_sequences)
+    mean = variance = 0.0
+    for batch, position in itertools.product(parameters.batches(tokens), range(tokens)):
+        width = sum(length > position for length in batch.values())
+        if width:
+            times = finite_early_exit.times_by_depth(parameters, cost, width, position)
+            chance = np.diff(np.cumsum(pmf[position if by_position else 0]) ** width, prepend=0.0)
+            mean += float(chance @ times)
+            variance += float(chance @ (times - chance @ times) ** 2)
+    found = early_exit_moments(parameters, tokens, law, cost)
+    assert near(found[0], mean, rtol=1e-12)
+    assert found[1] == pytest.approx(variance, rel=1e-9, abs=1e-12 * mean**2)
+
+
+def test_probabilities_that_are_a_rounding_above_one_have_a_variance() -> None:
+    """The last depth has then less than no probability."""
+    cost, parameters = growing(3, prompt=2), early_exit.Parameters(3)
+    exact, rounded = (early_exit_moments(parameters, 6, Depths([0.5, rest, 0.0]), cost) for rest in (0.5, 0.5 + 5e-10))
+    assert rounded == pytest.approx(exact, rel=1e-8)
+
+
+@pytest.mark.parametrize("measure", early_exit.MEASURES)
+def test_depths_that_take_the_same_time_have_no_variance(measure: str) -> None:
+    """Keys and values of a skipped layer take the time of a layer: there is no remainder of a variance."""
+    cost = PassSeconds({"target": ProfileCosts(profile("target", layer=1e-3, kv_rows=1e-3))}, prompt=10)
+    parameters = early_exit.Parameters(cost.layers, measure)
+    mean, variance = early_exit_moments(parameters, 20, Depths(np.full(cost.layers, 1 / cost.layers)), cost)
+    assert near(mean, 20 * cost.layers * 1e-3)
+    assert variance <= 1e-28 * mean**2
 
 
 def test_upper_bound_includes_expensive_backfill() -> None:

@@ -55,6 +55,7 @@ TESTS = {
     "model.methods.beam.theory": (ARGUMENTS, *BEAM, ACCOUNT),
     "model.methods.bild.theory": (ARGUMENTS, "model/test_bild_theory.py", "model/test_bild_algorithm.py"),
     "model.methods.bild.finite_bild": ("model/test_bild_algorithm.py", "model/test_many_costs.py"),
+    "model.methods.bild.segment_prices": ("model/test_bild_algorithm.py", "model/test_position_costs_bild.py"),
     "model.costs.many_costs": ("model/test_many_costs.py",),
     "model.methods.bild.algorithm": ("model/test_bild_algorithm.py", OFFERS),
     "model.methods.bild.threshold_decisions": ("model/test_threshold_decisions.py", "model/test_bild_algorithm.py"),

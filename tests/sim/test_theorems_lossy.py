@@ -11,6 +11,7 @@ from model.interpret.interpreter import Cache
 from model.interpret.simulated_answers import Lossy
 from model.methods import batching
 from model.methods.bild import algorithm as bild
+from model.methods.bild import finite_bild
 from model.methods.bild import paths as bild_paths
 from model.methods.bild import theory as bild_formulas
 from model.methods.bild.threshold_decisions import Decisions
@@ -79,6 +80,12 @@ def free_when_unsure(right: Any, *args: Any) -> Any:
     segment = price.segment.copy()
     segment[..., 1, :] = segment[..., 0, :]  # the axis before that of drafted tokens
     return price._replace(segment=segment)
+
+
+def wasted_runs_forgotten(right: Any, parameters: Any, counts: Any) -> Any:
+    """Count segments in which the small model was unsure as those in which it was not."""
+    full, stopped = counts.segment[:, 0], counts.segment[:, 1]
+    return right(parameters, counts._replace(segment=np.stack([full + stopped, np.zeros_like(stopped)], axis=1)))
 
 
 def shorter_drafts(right: Any, parameters: Any, model: Any, text: Any, length: int) -> Steps:
@@ -192,7 +199,7 @@ def always_sure_in_rounds(right: Any, world: Lossy, step: Any) -> Any:
 
 FAULTS: list[tuple[str, str, Fault]] = [
     ("bild 18a", "one more", with_fault(plus_one, speculative, "target_runs")),
-    ("bild 18b", "wasted runs are free", with_fault(free_when_unsure, bild_formulas, "prices")),
+    ("bild 18b", "wasted runs are free", with_fault(wasted_runs_forgotten, finite_bild.PassCounts, "of")),
     ("bild 18c", "one more", with_fault(plus_one, bild_formulas, "small_runs")),
     ("bild 18c", "no token of the large model", with_fault(lambda right, *args: right(*args) - 1, bild_formulas, "large_inputs")),
     ("bild 18d", "shorter drafts", with_fault(shorter_drafts, bild, "write")),

@@ -16,110 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
+from model.costs.step_costs import PassShape
 from model.interpret.account import Totals, Work
 from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods.bild.algorithm import Parameters
+from model.methods.bild.segment_prices import SegmentPasses, SegmentPrices, prices
 from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions
-from model.methods.prediction import DecodingPoints, linear, pair_blocks
+from model.methods.prediction import DecodingPoints, pair_blocks
 from model.methods.rounds import round_moments
-from model.methods.rounds.prices_of_rounds import reread_times, sums_before, sums_from, times_by_width
+from model.methods.rounds.prices_of_rounds import reread_times, sums_before, times_by_width
 from model.methods.rounds.round_walks import Tally
-from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
-
-
-class SegmentPrices(NamedTuple):
-    """Time, unit-time and arithmetic of segments (`segment`) and of the pass after a rollback (`rollback_pass`).
-
-    `segment` has axes (price, unsure, drafted tokens), `rollback_pass` (price, kept tokens). If times depend on the position, there
-    is an additional axis before the last: the start position of the segment. With several costs their axis follows that of prices.
-    """
-
-    segment: Floats
-    rollback_pass: Floats
-    reread: Floats | None = None
-    """Additional time and unit-time of a segment, by its start position, if the small model must read two tokens first.
-
-    Shape (2, positions); None if that takes no longer."""
-
-    @property
-    def uniform(self) -> bool:
-        """True if a segment takes the same time at every position, at a single cost."""
-        return self.rollback_pass.ndim == 2
-
-    def at(self, position: int) -> tuple[Floats, Floats]:
-        """`segment` and `rollback_pass` of segments that start at a position, at a single cost."""
-        if self.uniform:
-            return self.segment, self.rollback_pass
-        return self.segment[:, :, position], self.rollback_pass[:, position]
-
-    def of(self, cost: int) -> SegmentPrices:
-        """Prices at one of several costs."""
-        return SegmentPrices(*(None if each is None else each[:, cost] for each in self))  # type: ignore[arg-type]
-
-
-def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentPrices:
-    """Prices of segments: a pass of the small model per drafted token, one more if it was unsure, and a pass of the large model.
-
-    Start positions are below `tokens`, if times depend on the position. On separate units a segment with drafts uses the link
-    twice. With an exit layer each token runs through the first layers alone, after a full draft also the last token, without a
-    head. Times are in the unit of the costs.
-
-    >>> from model.costs.layer_times import UnitCost
-    >>> found = prices(Parameters(24, max_draft_length=2), UnitCost(24, cost_ratio=0.25, operations_ratio=0.0625))
-    >>> found.segment[0].tolist(), found.segment[2].tolist()
-    ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
-    """
-    layers, longest = parameters.layers, parameters.longest_draft
-    whole, widths = LayerSpan(0, layers), np.arange(1, parameters.largest_pass + 1)
-    written = np.arange(longest + 1)
-    runs = written + np.array([[0], [1]])
-    axes = (...,) + (None,) * (2 if cost.uniform else 3)  # of one number for each of several costs
-    reread = None
-    if parameters.exit_layer is None:
-        small = _times_of_runs(cost, PassShape(ALL_LAYERS, "draft", heads=1), runs, tokens)
-        large = times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width), widths, tokens)
-        large = large[..., None, :] if cost.uniform else large[..., None, :, :]
-        time, busy = small + large, small * np.asarray(cost.draft_devices)[axes] + large
-        if not cost.uniform:
-            extra = reread_times(cost, tokens)
-            reread = np.stack([extra, extra * np.asarray(cost.draft_devices)[..., None]])
-        moved = 2 * np.asarray(cost.link)[axes] * _over(runs > 0, cost) if parameters.placement == "separate" else 0.0
-        drafting = np.where(runs > 0, runs * np.asarray(cost.operations("draft"))[..., None, None], 0.0)
-        operations = _over(1 + written + drafting, cost)
-    else:
-        first = LayerSpan(0, parameters.exit_layer)
-        rest = LayerSpan(parameters.exit_layer, layers)
-        small = _times_of_runs(cost, PassShape(first, heads=1), runs, tokens)
-        large = times_by_width(cost, lambda width: PassShape(rest, width=width, heads=width, joins=True), widths, tokens)
-        last = cost.times(PassShape(first), 0 if cost.uniform else np.arange(tokens)[:, None] + written)
-        full = np.array([[1.0], [0.0]])  # the last token of a full draft also runs through the first layers
-        large = large[..., None, :] if cost.uniform else large[..., None, :, :]
-        last = last[..., None, None] if cost.uniform else last[..., None, :, :]
-        time = busy = small + large + last * _over(full, cost)
-        moved, operations = 0.0, 1.0 + written
-    back = times_by_width(cost, lambda width: PassShape(whole, width=width, heads=1), written[:-1] + 2, tokens)
-    again = np.concatenate([back, np.full((*back.shape[:-1], 1), np.nan)], axis=-1)
-    segment, more = np.broadcast_arrays(time + moved, busy, operations), np.broadcast_arrays(again, again, written + 2.0)
-    return SegmentPrices(np.array(segment), np.array(more), reread)
-
-
-def _over(values: NDArray[Any], cost: StepCosts) -> NDArray[Any]:
-    """Insert an axis of start positions before the last, if times depend on the position."""
-    return values if cost.uniform else values[..., None, :]
-
-
-def _times_of_runs(cost: StepCosts, shape: PassShape, runs: NDArray[np.int64], tokens: int) -> Floats:
-    """Time of `runs` successive passes of the small model, from each position on if times depend on the position."""
-    if shape.role == "draft":
-        cost.require("draft")
-    if cost.uniform:
-        return np.asarray(runs * cost.times(shape)[..., None, None])
-    most = int(runs.max())
-    sums = sums_from(cost.times(shape, np.arange(tokens + most)), most, tokens)
-    return np.moveaxis(sums[..., runs], -2, -3)
 
 
 def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: SegmentPrices, replications: int) -> Tally:
@@ -412,114 +320,184 @@ def _count_late(late: Floats, start: int, ends: _SegmentEnds, mass: Floats, *, c
         late[start + 2 + kept : start + 2 + kept + rows] += mass * ends.back[kept]
 
 
-def moments_of_points(points: DecodingPoints[Parameters], price: SegmentPrices) -> round_moments.Moments:
-    """Exact means of `segments` at points, with the prices of their costs; arrays of shape (points,).
+class PassCounts(NamedTuple):
+    """Expected numbers of passes by shape, each of shape (positions, laws); a single position has the sum of all.
 
-    The times of the segments of a decoding add up, so that segments are counted once for all prices. The variance is nan except for
+    A price is that of one pass at its position, so that counts are sums over all else that a segment has.
+    """
+
+    draft: list[tuple[PassShape, Floats]]
+    """Passes of the small model, or through the first layers."""
+    large: list[tuple[PassShape, Floats]]
+    drafting: Floats
+    """Segments with passes of the small model by law."""
+
+    @staticmethod
+    def of(parameters: Parameters, counts: SegmentCounts) -> PassCounts:
+        """Passes of these segments, by the positions that these have.
+
+        >>> parameters = Parameters(24, max_draft_length=1)
+        >>> found = PassCounts.of(parameters, counts_of(parameters, 3, [Independent(0.5, 0.0)], by_position=True))
+        >>> [(shape.width, count[:, 0].tolist()) for shape, count in found.draft]
+        [(1, [1.0, 0.5, 0.0]), (2, [0.0, 0.0, 0.0])]
+        """
+        shapes, (segment, again, reread) = SegmentPasses(parameters), counts
+        full, stopped = segment[:, 0], segment[:, 1]
+        asked = (full[:, 1:] + stopped[:, :-1])[:, ::-1].cumsum(axis=1)[:, ::-1]  # 1, 2, ... passes of the small model or more
+        single, draft = _moved(asked), []
+        if parameters.exit_layer is not None:
+            draft = [(shapes.draft, single), (shapes.last, _moved(full))]
+        elif len(segment) == 1:
+            draft = [(shapes.draft, single)]
+        else:
+            before = np.concatenate([reread[1:], np.zeros_like(reread[:1])])  # a wider pass begins at the position before
+            draft = [(shapes.draft, single - reread), (shapes.reread, before)]
+        large = [(shapes.verify(width), count) for width, count in enumerate(np.moveaxis(full + stopped, 1, 0), 1)]
+        if parameters.variant == "code":
+            large += [(shapes.again(width), count) for width, count in enumerate(np.moveaxis(again, 1, 0), 2)]
+        return PassCounts(draft, large, asked[:, 0].sum(axis=0))
+
+
+def _moved(counts: Floats) -> Floats:
+    """Passes at each position from those 0, 1, ... positions after the start of a segment; shape (positions, laws)."""
+    found = np.zeros((len(counts), counts.shape[2]))
+    if len(counts) == 1:
+        return np.asarray(counts.sum(axis=1))
+    for after in range(min(counts.shape[1], len(counts))):
+        found[after:] += counts[: len(counts) - after, after]
+    return found
+
+
+def moments_of_points(points: DecodingPoints[Parameters]) -> round_moments.Moments:
+    """Exact means of `segments` at points; arrays of shape (points,).
+
+    The times of the passes of a decoding add up, so that they are counted once for all costs. The variance is nan except for
     records, each of which is replayed once.
     """
     replayed = np.array([isinstance(law, RecordedDecisions) for law in points.laws], dtype=np.bool_)
     found = np.empty((len(round_moments.Moments._fields), points.law.size))
     own = replayed[points.law]
-    for at in np.flatnonzero(own).tolist():
-        found[:, at] = _of_records(points.parameters, points.tokens, points.laws[points.law[at]], price.of(int(points.price[at])))
+    if own.any():
+        price = prices(points.parameters, points.cost, points.tokens)
+        for at in np.flatnonzero(own).tolist():
+            law = points.laws[points.law[at]]
+            found[:, at] = _of_records(points.parameters, points.tokens, law, price.of(int(points.price[at])))
     if not own.all():
         counted = _of_counts if points.lengths is None else _of_lengths
-        found[:, ~own] = counted(points.at(np.flatnonzero(~own)), price)
+        found[:, ~own] = counted(points.at(np.flatnonzero(~own)))
     return round_moments.Moments(*found)
 
 
-def _of_counts(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
+def _of_counts(points: DecodingPoints[Parameters]) -> Floats:
     """Rows of `Moments` at points with independent decisions."""
-    tokens, longest, uniform = points.tokens, points.parameters.longest_draft, price.segment.ndim == 4
-    segment, again = price.segment, price.rollback_pass[..., :longest]
-    if not uniform:
-        segment, again = np.moveaxis(segment, -2, 2), np.moveaxis(again, -2, 2)  # the position is the first axis of counts
-    time, unit_time = (_in_columns((segment[each], again[each]), each, price.reread) for each in (0, 1))
-    alike = np.array_equal(time, unit_time)
-    # Arithmetic does not depend on the position, so that it needs the sums of counts over positions only.
-    worked = _in_columns((segment[2], again[2]) if uniform else (segment[2, :, 0], again[2, :, 0]))
+    parameters, tokens, uniform = points.parameters, points.tokens, points.cost.uniform
     found = np.empty((len(round_moments.Moments._fields), points.law.size))
-    size = max(_COUNTS // (time.shape[1] if not uniform else tokens + time.shape[1]), 1)
+    size = max(_COUNTS // (3 * (parameters.longest_draft + 1) * (1 if uniform else tokens) + tokens), 1)
     for start in range(0, len(points.laws), size):
         mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
-        law, cost = points.law[mine] - start, points.price[mine]
-        counted = counts_of(points.parameters, tokens, points.laws[start : start + size], by_position=not uniform)
-        rows = [each.reshape(-1, each.shape[-1]) for each in counted[: 2 if price.reread is None else 3]]
-        counts = np.concatenate(rows) if len(rows) > 1 else rows[0]
-        spent = linear(counts, time, law, cost)
-        busy = spent if alike else linear(counts, unit_time, law, cost)
-        total = counted.summed
-        operations = linear(np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in total[:2]]), worked, law, cost)
-        found[:, mine] = spent, np.full(mine.size, np.nan), busy, operations, total.passes[law], total.drafted[law]
+        part = replace(points.at(mine), laws=points.laws[start : start + size], law=points.law[mine] - start)
+        counted = counts_of(parameters, tokens, part.laws, by_position=not uniform)
+        passes = PassCounts.of(parameters, counted)
+        times = part.time_of(passes.draft), part.time_of(passes.large)
+        found[:, mine] = _moments(part, counted.summed, part.law, *times, passes.drafting[part.law])
     return found
 
 
-def _of_lengths(points: DecodingPoints[Parameters], price: SegmentPrices) -> Floats:
+def _of_lengths(points: DecodingPoints[Parameters]) -> Floats:
     """Rows of `Moments` at points of several lengths with constant rates."""
-    parameters, tokens, drafting = points.parameters, points.tokens, points.parameters.exit_layer is None
+    parameters, tokens = points.parameters, points.tokens
     lengths, length = points.of_lengths()
-    uniform, written = price.segment.ndim == 4, np.arange(parameters.longest_draft + 1)
-    alike = np.array_equal(price.segment[0], price.segment[1]) and (price.reread is None or np.array_equal(*price.reread))
     found = np.empty((len(round_moments.Moments._fields), points.law.size))
-    size = max(_COUNTS // (tokens + lengths.size * 3 * written.size), 1)
+    size = max(_COUNTS // (tokens + lengths.size * 3 * (parameters.longest_draft + 1)), 1)
     for start in range(0, len(points.laws), size):
         mine = np.flatnonzero((points.law >= start) & (points.law < start + size))
         part = replace(points.at(mine), laws=points.laws[start : start + size], law=points.law[mine] - start)
         starts = _SegmentStarts.of(parameters, tokens, part.laws)
         counted = counts_of_lengths(parameters, lengths, starts)
-        which = length[mine] * len(part.laws) + part.law
-        if uniform:
-            counts = np.concatenate([each[0].reshape(-1, each.shape[-1]) for each in counted[:2]])
-            columns = (_in_columns((price.segment[each], price.rollback_pass[each, ..., :-1])) for each in (0, 1))
-            spent, busy = (linear(counts, each, which, part.price) for each in columns)
+        passes, which = PassCounts.of(parameters, counted), length[mine] * len(part.laws) + part.law
+        if points.cost.uniform:
+            each = replace(part, law=which, lengths=None)
+            times = each.time_of(passes.draft), each.time_of(passes.large)
         else:
-            spent = _spent_of_lengths(starts, part, price, 0)
-            busy = spent if alike else _spent_of_lengths(starts, part, price, 1)
-        segment, again = counted.segment[0], counted.rollback_pass[0]
-        read = (written + 1) @ segment.sum(axis=0) + (written[:-1] + 2) @ again
-        runs = (written @ segment.sum(axis=0) + segment[1].sum(axis=0))[which]
-        drafts = np.where(runs > 0, runs * part.operations("draft"), 0.0) if drafting else 0.0
-        unknown = np.full(mine.size, np.nan)
-        found[:, mine] = spent, unknown, busy, read[which] + drafts, counted.passes[which], counted.drafted[which]
+            times = _times_of_lengths(starts, part)
+        found[:, mine] = _moments(part, counted, which, *times, passes.drafting[which])
     return found
 
 
-def _spent_of_lengths(starts: _SegmentStarts, points: DecodingPoints[Parameters], price: SegmentPrices, number: int) -> Floats:
-    """Expected time (`number` 0) or unit-time (1) at points, where times depend on the position.
+def _moments(
+    points: DecodingPoints[Parameters], counts: SegmentCounts, law: NDArray[np.intp], draft: Floats, large: Floats, drafting: Floats
+) -> Floats:  # fmt: skip
+    """Rows of `Moments` from the time of passes of both models and the segments with drafts, at each point.
+
+    `law` is the index of each point's segments in `counts`, which are without positions.
+    """
+    parameters, (segment, again) = points.parameters, (each[0] for each in counts[:2])
+    written, time, busy = np.arange(parameters.longest_draft + 1), draft + large, draft + large
+    runs: Any = 0.0
+    if parameters.exit_layer is None:
+        busy = draft * np.asarray(points.cost.draft_devices)[points.price] + large
+        if parameters.placement == "separate":
+            time = time + 2 * np.asarray(points.cost.link)[points.price] * drafting
+        runs = (written @ segment.sum(axis=0) + segment[1].sum(axis=0))[law]
+        runs = np.where(runs > 0, runs * points.operations("draft"), 0.0)
+    read = ((written + 1) @ segment.sum(axis=0) + (written[:-1] + 2) @ again)[law]
+    unknown = np.full(law.size, np.nan)
+    return np.array([time, unknown, busy, read + runs, counts.passes[law], counts.drafted[law]])
+
+
+def _times_of_lengths(starts: _SegmentStarts, points: DecodingPoints[Parameters]) -> tuple[Floats, Floats]:
+    """Expected time of passes of the small and of the large model at points, where times depend on the position.
 
     Sums over the starts of segments: those whose drafts are not cut, up to the longest decoding, and for each length its last ones.
     """
     assert points.lengths is not None
-    tokens, longest, code = points.tokens, points.parameters.longest_draft, points.parameters.variant == "code"
-    ends = starts.ends
+    parameters, tokens, cost = points.parameters, points.tokens, points.cost
+    longest, code, shapes = parameters.longest_draft, parameters.variant == "code", SegmentPasses(parameters)
+    ends, early = starts.ends, parameters.exit_layer is not None
     mass, late, unsure, written, back = (
         np.ascontiguousarray(each.T) for each in (starts.mass, starts.late, ends.unsure, ends.written, ends.back)
     )
-    found = np.empty(points.law.size)
-    for law, cost, own, pair in pair_blocks(points.law, points.price, max(_CELLS // (tokens * (longest + 1)), 1)):
-        # By start and tokens that may be drafted: the draft ends early, or it is complete.
-        early = unsure[law, None] * price.segment[number, cost, 1, :, :-1]
-        if code:
-            early += back[law, None] * price.rollback_pass[number, cost, :, :-1]
-        each = written[law, None] * price.segment[number, cost, 0]
-        each[..., 1:] += early.cumsum(axis=-1)
-        each *= mass[law, :, None]
-        until = np.zeros((law.size, tokens + 1))
-        if tokens >= longest:
-            until[:, longest:] = sums_before(each[:, : tokens - longest, longest])
-        for most in range(min(longest, tokens)):
-            until[:, most + 1 :] += each[:, : tokens - most, most]
-        if price.reread is not None:  # the last segment has no draft
-            until[:, 1:] += sums_before(late[law, :-1] * price.reread[number, cost, :-1])
-        found[own] = until[pair, points.lengths[own]]
+    drafts = cost.times(shapes.draft, np.arange(tokens + longest))
+    verify = times_by_width(cost, shapes.verify, np.arange(1, longest + 2), tokens)
+    again = times_by_width(cost, shapes.again, np.arange(2, longest + 2), tokens) if code else None
+    last = cost.times(shapes.last, np.arange(tokens + longest)) if early else None
+    reread = None if early else reread_times(cost, tokens)
+    found = np.empty((2, points.law.size))
+    for law, price, own, pair in pair_blocks(points.law, points.price, max(_CELLS // (tokens * (longest + 1)), 1)):
+        # By start and tokens that may be drafted: the passes until a draft ends early, and those of a complete draft.
+        small, large = np.zeros((2, law.size, tokens, longest + 1))
+        small[..., 1:] = (_windows(drafts[price], longest, tokens) * written[law, None, :-1]).cumsum(axis=-1)
+        if last is not None:
+            small += _windows(last[price], longest + 1, tokens) * written[law, None]
+        ended = unsure[law, None] * verify[price, :, :-1]
+        if again is not None:
+            ended += back[law, None] * again[price]
+        np.cumsum(ended, axis=-1, out=large[..., 1:])
+        large += written[law, None] * verify[price]
+        until = [_until(each * mass[law, :, None]) for each in (small, large)]
+        if reread is not None:  # the last segment has no draft
+            until[0][:, 1:] += sums_before(late[law, :-1] * reread[price, :-1])
+        found[:, own] = [each[pair, points.lengths[own]] for each in until]
+    return found[0], found[1]
+
+
+def _windows(times: Floats, size: int, tokens: int) -> Floats:
+    """Times of passes 0, 1, ..., `size` - 1 positions after each position; shape (..., tokens, size)."""
+    return np.lib.stride_tricks.sliding_window_view(times, size, axis=-1)[..., :tokens, :]
+
+
+def _until(times: Floats) -> Floats:
+    """Times of decodings of 0, 1, ... tokens; shape (pairs, tokens + 1).
+
+    `times` has those of segments from each position by the tokens that they may draft, which only the last ones cut.
+    """
+    tokens, longest = times.shape[1], times.shape[2] - 1
+    found = np.zeros((len(times), tokens + 1))
+    if tokens >= longest:
+        found[:, longest:] = sums_before(times[:, : tokens - longest, longest])
+    for most in range(min(longest, tokens)):
+        found[:, most + 1 :] += times[:, : tokens - most, most]
     return found
-
-
-def _in_columns(each: Sequence[Floats], number: int = 0, reread: Floats | None = None) -> Floats:
-    """Prices in the order of counts, with an axis of costs first; `reread[number]` has those of segments that read two tokens."""
-    columns = [prices.reshape(len(prices), -1) for prices in each]
-    return np.concatenate(columns if reread is None else [*columns, reread[number]], axis=1)
 
 
 _COUNTS = 600_000

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from model.costs.step_costs import StepCosts
 from model.methods.bild.algorithm import Parameters
-from model.methods.bild.finite_bild import prices, segments
+from model.methods.bild.finite_bild import segments
+from model.methods.bild.segment_prices import prices
 from model.methods.bild.threshold_decisions import Digits
 from model.methods.rounds.round_walks import Tally
 from model.outcomes.random_streams import BLOCK

@@ -32,10 +32,11 @@ from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work
 from model.methods.bild.algorithm import UNSURE, Parameters
 from model.methods.bild.algorithm import VARIANTS as VARIANTS
-from model.methods.bild.finite_bild import moments_of_points, prices
+from model.methods.bild.finite_bild import moments_of_points
 from model.methods.bild.finite_bild import work_of_laws as work_of_laws
 from model.methods.bild.finite_bild import work_of_lengths as work_of_lengths
-from model.methods.bild.threshold_decisions import DecisionLaw, Decisions, Independent
+from model.methods.bild.segment_prices import busy_throughout, prices
+from model.methods.bild.threshold_decisions import DecisionLaw, Decisions, Independent, RecordedDecisions
 from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
@@ -66,8 +67,13 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: S
 
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
-    """`predict` at many points; segments are counted once for all costs."""
-    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.largest_pass, together="always")
+    """`predict` at many points; passes are counted once for all costs."""
+    replayed = any(isinstance(law, RecordedDecisions) for law in points.laws)
+
+    def prices_of_each(parameters: Parameters, several: bool = True) -> int:
+        return 2 * parameters.largest_pass if several or replayed else 1
+
+    return predict_by_decoding(_predict_together, points, prices_of_each, together="always", by_position=prices_of_each)
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
@@ -75,10 +81,10 @@ def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
         apart = np.array([not (isinstance(law, Independent) and law.constant) for law in points.laws])[points.law]
         if apart.any():
             return points.one_length_each(_predict_together, apart)
-    price = prices(points.parameters, points.cost, points.tokens)
-    found = moments_of_points(points, price)
-    time, busy = (each.reshape(len(each), -1) for each in price.segment[:2])
-    ratio = np.where((time == busy).all(axis=1), 1.0, np.nan)[points.price]
+    if points.parameters.exit_layer is None:
+        points.cost.require("draft")
+    found = moments_of_points(points)
+    ratio = np.where(busy_throughout(points.parameters, points.cost, points.tokens), 1.0, np.nan)[points.price]
     units = np.full(points.law.size, float(points.parameters.units))
     plain = points.plain_times()
     return Prediction(found.time, found.variance, found.busy, ratio, units, plain, found.rounds, found.drafted, found.operations)

@@ -29,6 +29,8 @@ Integers = NDArray[np.int64]
 Depth = NDArray[np.uint16]
 _PART = 2**20
 """Cells (columns x depths) that are priced together: about 8 MB per array."""
+_PASSES = 6
+"""Passes that are priced for a step at most, and one of plain decoding, where layers are alike."""
 _CELLS = 2**15
 """Cells (points x columns x depths) that are evaluated together, so that they stay in the cache of a processor."""
 
@@ -120,11 +122,9 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
 
 def times_by_depth(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: ArrayLike = 0) -> Floats:
     """`column_times` for the depths 1, 2, ..., layers; a single number for all of them where tokens leave after a fixed layer."""
-    layers, softmax, first = parameters.layers, parameters.measure == "softmax", parameters.first_check
     known: dict[PassShape, Floats] = {}
 
-    def price(start: int, stop: int, heads: int = 0, *, compared: bool = False, kv_only: bool = False) -> Floats:
-        shape = PassShape(LayerSpan(start, stop, kv_only=kv_only), sequences=width, heads=heads, compared=compared)
+    def price(shape: PassShape) -> Floats:
         if np.ndim(width):
             return cost.times(shape, at)
         shape = cost.alike(shape)
@@ -133,20 +133,105 @@ def times_by_depth(parameters: Parameters, cost: StepCosts, width: ArrayLike, at
         return known[shape]
 
     if parameters.exit_layer is not None:
-        alike = price(0, parameters.exit_layer, 1)[..., None]
-        return np.broadcast_to(alike, (*alike.shape[:-1], layers))
+        alike = price(_fixed_pass(parameters, width))[..., None]
+        return np.broadcast_to(alike, (*alike.shape[:-1], parameters.layers))
     by_depth: list[Floats] = []
-    run, start = np.zeros(()), 0
-    for depth in range(first, layers + 1):
-        asked = depth < layers
-        run = run + price(start, depth, int(softmax or not asked), compared=asked and not softmax)
-        time, start = run, depth
-        if asked and not softmax:
-            time = time + price(depth, depth, 1)
-        if asked and parameters.fill == "propagate":
-            time = time + price(depth, layers, kv_only=True)
+    run = np.zeros(())
+    for onward, exiting in _passes_by_depth(parameters, width):
+        run = time = run + price(onward)
+        for shape in exiting:
+            time = time + price(shape)
         by_depth.append(time)
-    return np.stack([*by_depth[:1] * (first - 1), *by_depth], axis=-1)
+    return np.stack([*by_depth[:1] * (parameters.first_check - 1), *by_depth], axis=-1)
+
+
+def _fixed_pass(parameters: Parameters, width: ArrayLike) -> PassShape:
+    """The pass of a step whose tokens all leave after the same layer."""
+    return PassShape(LayerSpan(0, parameters.exit_layer or parameters.layers), sequences=width, heads=1)
+
+
+def _passes_by_depth(parameters: Parameters, width: ArrayLike) -> Iterator[tuple[PassShape, list[PassShape]]]:
+    """For each depth from `first_check` on the pass that reaches it, and further passes of a step that leaves there."""
+    layers, softmax, start = parameters.layers, parameters.measure == "softmax", 0
+    for depth in range(parameters.first_check, layers + 1):
+        asked = depth < layers
+        onward = PassShape(
+            LayerSpan(start, depth), sequences=width, heads=int(softmax or not asked), compared=asked and not softmax
+        )
+        exiting = [PassShape(LayerSpan(depth, depth), sequences=width, heads=1)] if asked and not softmax else []
+        if asked and parameters.fill == "propagate":
+            exiting.append(PassShape(LayerSpan(depth, layers, kv_only=True), sequences=width))
+        yield onward, exiting
+        start = depth
+
+
+class DepthPasses(NamedTuple):
+    """Passes of a step as multiples of few that are priced: `counts[k, e - 1]` of `shapes[k]`, if it leaves after layer e."""
+
+    shapes: list[PassShape]
+    counts: Floats
+
+    @staticmethod
+    def of(parameters: Parameters, cost: StepCosts, width: int) -> DepthPasses:
+        """Passes of a step over `width` sequences.
+
+        >>> from model.costs.pass_seconds import PassSeconds
+        >>> found = DepthPasses.of(Parameters(4, measure="state"), PassSeconds({}), 1)
+        >>> for shape, counts in zip(found.shapes, found.counts.astype(int).tolist(), strict=True):
+        ...     print(shape.layers[:2], counts)
+        (0, 1) [1, 1, 1, 1]
+        (1, 1) [1, 1, 1, 0]
+        (1, 2) [3, 2, 1, 0]
+        (1, 2) [0, 1, 2, 2]
+        (1, 2) [0, 0, 0, 1]
+        """
+        if parameters.exit_layer is not None:
+            return DepthPasses([cost.alike(_fixed_pass(parameters, width))], np.ones((1, parameters.layers)))
+        found: dict[PassShape, Floats] = {}
+
+        def add(shape: PassShape, depths: slice) -> None:
+            own, count = cost.as_repeated(shape)
+            found.setdefault(own, np.zeros(parameters.layers))[depths] += count
+
+        first = parameters.first_check - 1
+        for index, (onward, exiting) in enumerate(_passes_by_depth(parameters, width), first):
+            here = slice(index if index > first else 0, index + 1)  # shallower depths than the first check run until there
+            add(onward, slice(here.start, None))
+            for shape in exiting:
+                add(shape, here)
+        return DepthPasses([*found], np.stack([*found.values()]))
+
+    def moments(self, chance: Floats) -> StepMoments:
+        """Moments of these counts from the probabilities of depths, shape (laws, steps or 1, depths)."""
+        mean = chance @ self.counts.T
+        # Probabilities are differences of sums, so that one of 0 may be less by a rounding.
+        deviation = np.sqrt(np.maximum(chance, 0.0))[..., None] * (self.counts.T - mean[..., None, :])
+        return StepMoments(mean, np.asarray(np.linalg.qr(deviation, mode="r")))
+
+
+class StepMoments(NamedTuple):
+    """Moments of the time of steps as functions of the times of passes, with axes of laws and of steps (1: all alike) first.
+
+    The mean is `mean @ times`, the variance the sum of the squares of `spread @ times`: the covariance of counts itself would lose
+    digits where times differ little between depths.
+    """
+
+    mean: Floats
+    spread: Floats
+
+    def by_law(self, times: Floats) -> Floats:
+        """Means under all laws, then variances, of steps that are all alike; `times` has the shape (passes, n)."""
+        spread = self.spread[:, 0]
+        size = max(_CELLS // (spread.shape[1] * times.shape[1]), 1)
+        variances = [np.square(spread[at : at + size] @ times).sum(axis=1) for at in range(0, len(spread), size)]
+        return np.concatenate([self.mean[:, 0] @ times, *variances])
+
+    def at(self, law: NDArray[np.intp], times: Floats) -> tuple[Floats, Floats]:
+        """Means and variances of steps under one law each, shape (pairs, steps); `times` has the shape (pairs, steps, passes)."""
+        mean, spread = self.mean[law], self.spread[law]
+        alike = mean.shape[1] == 1
+        deviation = times @ spread[:, 0].swapaxes(1, 2) if alike else np.einsum("psjk,psk->psj", spread, times)
+        return np.einsum("psk,psk->ps", np.broadcast_to(mean, times.shape), times), np.square(deviation).sum(axis=-1)
 
 
 def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: int) -> Floats:
@@ -167,6 +252,11 @@ def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: 
 def prices_of_each(parameters: Parameters) -> int:
     """Prices of a step at a cost: by depth, unless all tokens leave after the same layer."""
     return parameters.layers + 1 if parameters.exit_layer is None else 1
+
+
+def prices_by_position(parameters: Parameters, several: bool) -> int:
+    """Prices of a step at a cost and a position, at points of `several` lengths or one (`DepthPasses`)."""
+    return prices_of_each(parameters) if parameters.fill == "backfill" else _PASSES if several else 1
 
 
 class Columns(NamedTuple):
@@ -262,11 +352,18 @@ def _moments_in_blocks(points: DecodingPoints[Parameters]) -> Floats:
 
 def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats]:
     """Moments at points whose laws are either all by position or none."""
+    rising = Depths.cdf_of(points.laws, points.tokens)
+    mean, variance = _moments_alike(points, rising) if points.cost.uniform else _moments_by_position(points, rising)
+    if points.parameters.fill == "backfill":
+        return mean + points.linear(*_fillings(points, rising)), np.full(points.law.size, np.nan)
+    return mean, variance
+
+
+def _moments_alike(points: DecodingPoints[Parameters], rising: Floats) -> tuple[Floats, Floats]:
+    """Moments without backfill, where times are the same at all positions; `rising` has the laws' `Depths.cdf_of`."""
     parameters, tokens, cost = points.parameters, points.tokens, points.cost
     mean, variance = np.zeros((2, points.law.size))
-    separately = points.laws[0].by_position
-    rising = Depths.cdf_of(points.laws, tokens)
-    costs = int(points.price.max()) + 1
+    separately, costs = points.laws[0].by_position, int(points.price.max()) + 1
     for part in priced_columns(parameters, tokens, cost, separately=separately, costs=costs):
         chance = _chances(rising, part.positions, part.widths)
         reached = np.flatnonzero(chance.any(axis=(0, 1)))  # one depth, if all tokens leave after the same layer
@@ -277,8 +374,32 @@ def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats
             first, spread = _moments_of_steps(chance[points.law[some]], times[points.price[some]])
             mean[some] += first @ part.counts
             variance[some] += spread @ part.counts
-    if parameters.fill == "backfill":
-        return mean + points.linear(*_fillings(points, rising)), np.full(points.law.size, np.nan)
+    return mean, variance
+
+
+def _moments_by_position(points: DecodingPoints[Parameters], rising: Floats) -> tuple[Floats, Floats]:
+    """`_moments_alike`, where times depend on the position: of few passes, whose times are summed over the positions."""
+    parameters, tokens, cost = points.parameters, points.tokens, points.cost
+    mean, variance = np.zeros((2, points.law.size))
+    positions, widths, counts = _steps(parameters, tokens, separately=True)
+    for width in np.unique(widths).tolist():
+        at, number = positions[widths == width], counts[widths == width]
+        passes = DepthPasses.of(parameters, cost, width)
+        chance = np.diff((rising if rising.shape[1] == 1 else rising[:, at]) ** width, prepend=0.0, axis=-1)
+        moments = passes.moments(chance)
+        if chance.shape[1] == 1 and points.many_pairs:
+            weights = np.bincount(at, weights=number, minlength=tokens).astype(np.float64)
+            found = cost.summed_values(passes.shapes, moments.by_law, weights)
+            mean += found[points.price, points.law]
+            variance += found[points.price, len(points.laws) + points.law]
+            continue
+        times = np.stack([cost.times(shape, at) for shape in passes.shapes], axis=-1)
+        size = max(_CELLS // times[0].size, 1)
+        for start in range(0, points.law.size, size):
+            some = slice(start, start + size)
+            first, spread = moments.at(points.law[some], times[points.price[some]])
+            mean[some] += first @ number
+            variance[some] += spread @ number
     return mean, variance
 
 
@@ -288,12 +409,12 @@ def _moments_of_lengths(points: DecodingPoints[Parameters]) -> tuple[Floats, Flo
     Steps are independent, so moments are sums over the positions, one for each pair of a law and a cost.
     """
     assert points.lengths is not None
-    chance = np.diff(Depths.cdf_of(points.laws, 1), prepend=0.0, axis=-1)
-    reached = np.flatnonzero(chance.any(axis=(0, 1)))
-    times = times_by_depth(points.parameters, points.cost, 1, np.arange(points.tokens))[..., reached]
-    found, chance = np.empty((2, points.law.size)), chance[..., reached]
+    passes = DepthPasses.of(points.parameters, points.cost, 1)
+    moments = passes.moments(np.diff(Depths.cdf_of(points.laws, 1), prepend=0.0, axis=-1))
+    times = np.stack([points.cost.times(shape, np.arange(points.tokens)) for shape in passes.shapes], axis=-1)
+    found = np.empty((2, points.law.size))
     for block in pair_blocks(points.law, points.price, max(_CELLS // times[0].size, 1)):
-        until = np.cumsum(_moments_of_steps(chance[block.law], times[block.price]), axis=-1)
+        until = np.cumsum(moments.at(block.law, times[block.price]), axis=-1)
         found[:, block.points] = until[:, block.pair, points.lengths[block.points] - 1]
     return found[0], found[1]
 

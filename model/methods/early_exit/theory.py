@@ -105,7 +105,10 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points."""
     for group in points.groups().groups:
         group.check_tokens()
-    return predict_by_decoding(_predict_together, points, finite_early_exit.prices_of_each, together="always")
+    return predict_by_decoding(
+        _predict_together, points, finite_early_exit.prices_of_each, together="always",
+        by_position=finite_early_exit.prices_by_position,
+    )  # fmt: skip
 
 
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
