@@ -64,6 +64,26 @@ def test_distribution_of_the_output(parameters: Parameters) -> None:
         assert law == {greedy_text(MODELS["target"], [0], tokens): 1}
 
 
+NARROW = model([[3, 2, 1], [0, 1, 1], [0, 0, 1]])
+"""A draft that gives one, two or three tokens a positive probability."""
+
+
+@pytest.mark.parametrize("drafter", ["model", "heads", "parallel"])
+@pytest.mark.parametrize("rule", [{}, {"sampled": True}, {"sampled": True, "candidates": "distinct"}], ids=str)
+@pytest.mark.parametrize("shape", [
+    {"shape": "full", "draft_depth": 2, "width": 4}, {"shape": "listed", "parents": (-1, -1, -1, 0, 0, 1, 2, 2, 3, 5, 7)},
+], ids=lambda shape: shape["shape"])  # fmt: skip
+def test_drafts_of_fewer_candidates_than_the_shape(drafter: str, rule: dict[str, Any], shape: dict[str, Any]) -> None:
+    """Nodes without a token, and all nodes after them, are left out."""
+    tokens, models = 3, {**MODELS, "draft": NARROW}
+    parameters = Parameters(layers=4, drafter=drafter, **shape, **rule)
+    law = law_of_text(lambda: algorithm.decode(parameters, [0], tokens), models, [0], tokens)
+    if parameters.sampled:
+        assert distance(law, law_of_model(MODELS["target"], [0], tokens)) == 0
+    else:
+        assert law == {greedy_text(MODELS["target"], [0], tokens): 1}
+
+
 def steps_of(parameters: Parameters, ranks: list[list[int]], tokens: int, prompt: int = 2) -> list[Step]:
     """Steps of one decoding."""
     world = Ranked(prompt, parameters.layers, ranks)
