@@ -534,7 +534,7 @@ def predict_separately(predict: Callable[..., Prediction], points: PredictionPoi
     """Predict all points with a function of a single point; equal points are computed once."""
     chosen, laws, index = points.pairs()
     each = []
-    for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):
-        parameters, tokens, cost = points.choices[choice]
-        each.append(predict(parameters, tokens, points.laws[law], cost))
+    for choice, same in itertools.groupby(zip(chosen.tolist(), laws.tolist(), strict=True), key=lambda pair: pair[0]):
+        parameters, tokens, cost = points.choices[choice]  # once, since its cost keeps the times of passes
+        each += [predict(parameters, tokens, points.laws[law], cost) for _, law in same]
     return Prediction.stacked(each).at(index)

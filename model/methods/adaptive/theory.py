@@ -62,14 +62,16 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     count = int(np.asarray(tokens))
-    prices = prices_of(parameters, cost, count)
     accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
-    found = NO_MOMENTS
-    if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
-        found = heuristic_moments(parameters.first, parameters.longest_draft, count, accept, prices)
-    elif isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds):
-        found = confidence_moments(parameters.longest_draft, count, accept, doubt, prices)
-    ratio = 1.0 if np.array_equal(prices.time, prices.busy) else float("nan")
+    found, ratio = NO_MOMENTS, float("nan")
+    by_length = parameters.policy == "heuristic" and not isinstance(accept, TwoClass)
+    if by_length or (isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds)):
+        prices = prices_of(parameters, cost, count)
+        ratio = 1.0 if np.array_equal(prices.time, prices.busy) else ratio
+        if by_length:
+            found = heuristic_moments(parameters.first, parameters.longest_draft, count, accept, prices)
+        else:
+            found = confidence_moments(parameters.longest_draft, count, accept, doubt, prices)
     plain = parameters.plain_time(count, cost)
     known = not np.isnan(found.rounds)
     values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
