@@ -34,7 +34,8 @@ class VariedSeconds(Varied):
     size
         Number of costs.
     numbers
-        Values of `prompt`, `middle` and of times that `PassSeconds` has, by name, each of shape (costs,); valid ones.
+        Values of `prompt`, `middle`, `others_position` and of times that `PassSeconds` has, by name, each of shape (costs,); valid
+        ones. The mean position of others is a multiple of 1/2.
     steps
         Engine overhead per pass, by role, each of shape (costs,) [s]; models of these roles are `WithEngineOverhead`.
 
@@ -145,9 +146,14 @@ class VariedSeconds(Varied):
         return found
 
     def after(self, positions: NDArray[np.int64]) -> VariedSeconds:
-        """These costs from this output position of each on: as many more positions are cached at the first."""
-        prompts = self.numbers.get("prompt", self.first.prompt)
-        return VariedSeconds(self.first, self.size, {**self.numbers, "prompt": prompts + positions}, self.steps)
+        """These costs from this output position of each on: as many more positions are cached at the first.
+
+        The other sequences of a continuous batch stay where they are: relative to the first position they are farther back.
+        """
+        numbers = {**self.numbers, "prompt": self.numbers.get("prompt", self.first.prompt) + positions}
+        if self.first.others_position is not None:
+            numbers["others_position"] = self.numbers.get("others_position", self.first.others_position) - positions
+        return VariedSeconds(self.first, self.size, numbers, self.steps)
 
     def joined(self) -> ManySeconds:
         """All of them as one, made once: methods whose parameters differ ask for the same passes."""
@@ -284,18 +290,22 @@ def _with_steps(cost: PassSeconds, steps: Mapping[str, Any]) -> dict[str, Hardwa
 class _ByContext(PassSeconds):
     """Costs without a prompt, so that positions are contexts; passes over other layers or with other heads share layers' times."""
 
+    per_position: int
+    """Contexts of the tables from one position to the next."""
+
     def _layer(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
-        key = "layer", shape.role, shape.width, shape.sequences, shape.context_budget
-        table, context = self.by_context.setdefault(key, ContextTable()), np.asarray(at).astype(np.intp)
+        key = "layer", shape.role, shape.width, shape.sequences, shape.context_budget, self.per_position
+        table, context = self.by_context.setdefault(key, ContextTable()), (np.asarray(at) * self.per_position).astype(np.intp)
         look_up = super()._layer
-        found = table.with_times_at(context, lambda some: look_up(shape, sequences, some.astype(np.float64)))
+        found = table.with_times_at(context, lambda some: look_up(shape, sequences, some / self.per_position))
         return Estimate(found.seconds[context], found.error[context])
 
 
 class _ContextTables:
     """Times of passes by context, without overheads of engine steps and times of comparisons that differ.
 
-    Arrays are indexed by the position that a cost without a prompt would have; only contexts that occur are priced.
+    Arrays are indexed by the position that a cost without a prompt would have; only contexts that occur are priced. If the mean
+    position of the other sequences of a batch varies, it is part of the context, in halves: a position is then two contexts.
     """
 
     def __init__(self, costs: VariedSeconds) -> None:
@@ -303,9 +313,13 @@ class _ContextTables:
         self.cost = object.__new__(_ByContext)
         models = _with_steps(first, dict.fromkeys(costs.steps, 0.0))
         check = 0.0 if "state_check" in costs.numbers else first.state_check
-        vars(self.cost).update(vars(first), hardware_models=models, prompt=0, state_check=check)
         # Of a batch whose other sequences are elsewhere, the mean context moves by 1 / batch with each position.
         self.shared = first.others_position is not None and first.batch > 1
+        self.per_position = 2 if self.shared and "others_position" in costs.numbers else 1
+        others = 0.0 if self.per_position > 1 else first.others_position
+        vars(self.cost).update(
+            vars(first), hardware_models=models, prompt=0, others_position=others, state_check=check, per_position=self.per_position
+        )  # fmt: skip
         self._offsets, self.positions = np.unique(self.offsets(costs)), 0
         self.most = int(self._offsets.max(initial=0))
         self._contexts = np.zeros(0, dtype=np.intp)
@@ -315,9 +329,14 @@ class _ContextTables:
 
     def offsets(self, costs: VariedSeconds) -> NDArray[np.intp]:
         """Index of the context at position 0, by cost; one if it is the same for all."""
-        prompts = costs.numbers.get("prompt")
+        prompts, batch = costs.numbers.get("prompt"), costs.first.batch
         each = np.array([costs.first.prompt] if prompts is None else prompts, dtype=np.intp)
-        return each * costs.first.batch if self.shared else each
+        if not self.shared:
+            return each
+        found = each * (batch * self.per_position)
+        if self.per_position > 1:
+            found = found + (batch - 1) * np.rint(costs.numbers["others_position"] * self.per_position).astype(np.intp)
+        return found
 
     def cover(self, at: NDArray[Any]) -> None:
         """Include the contexts of all costs up to the last of these positions."""
@@ -325,19 +344,21 @@ class _ContextTables:
         if last < self.positions:
             return
         self.positions = last + 1 + _GROWTH
-        ends = np.zeros(self.most + self.positions + 1, dtype=np.intp)
-        ends[self._offsets] += 1
-        ends[self._offsets + self.positions] -= 1
-        self._contexts, self._found, self.ended = np.flatnonzero(np.cumsum(ends)), {}, {}
+        step = self.per_position
+        ends = np.zeros((self.most // step + self.positions + 1, step), dtype=np.intp)
+        begin, part = np.divmod(self._offsets, step)
+        ends[begin, part] += 1
+        ends[begin + self.positions, part] -= 1
+        self._contexts, self._found, self.ended = np.flatnonzero(np.cumsum(ends, axis=0)), {}, {}
 
     def total(self, shape: PassShape) -> Estimate:
         """Times of a pass with their errors, by context."""
         if shape not in self._found:
             cost = self.cost
             own = cost.hardware(shape.role), cost.state_check, cost.verification, cost.counts_steps
-            key = shape, cost.context_budgets.get(shape.role), *own
+            key = shape, cost.context_budgets.get(shape.role), self.per_position, *own
             table = cost.by_context.setdefault(key, ContextTable())
-            self._found[shape] = table.with_times_at(self._contexts, lambda at: cost.estimated(shape, at.astype(np.float64)))
+            self._found[shape] = table.with_times_at(self._contexts, lambda at: cost.estimated(shape, at / self.per_position))
         return self._found[shape]
 
 
@@ -368,7 +389,8 @@ class _TimesByContext:
             limited = shape.context_budget is not None or shape.role in self._cost.context_budgets
             uncertain = shape.compared and (self._checks is not None or self._steps) and not self._certain(shape)
             known = self._known[shape] = (
-                not uncertain and self._tables.most <= _MOST_TABULATED and not (self._tables.shared and limited)
+                not uncertain and self._tables.most <= _MOST_TABULATED * self._tables.per_position
+                and not (self._tables.shared and limited)
             )
         return known
 
@@ -492,15 +514,15 @@ class _TimesByContext:
 
     def _values_at(self, at: NDArray[Any]) -> Callable[[Floats], Floats]:
         """`_gathered` at these positions, as a function of values by context."""
-        where = many_costs.as_slice(at)
-        if isinstance(where, slice) and self._offsets.size == 1:
-            begin = int(self._offsets[0])
-            own = slice(begin + where.start, begin + where.stop)
-            return lambda values: values[None, own]
-        if isinstance(where, slice) and self._offsets.size * at.size > _FEW_TIMES:
-            starts = self._offsets + where.start
-            return lambda values: np.asarray(np.lib.stride_tricks.sliding_window_view(values, at.size)[starts])
-        index = self._offsets.reshape(-1, *(1,) * at.ndim) + at
+        where, step = many_costs.as_slice(at), self._tables.per_position
+        if isinstance(where, slice):
+            starts, size = self._offsets + step * where.start, step * (at.size - 1) + 1
+            if starts.size == 1:
+                own = slice(int(starts[0]), int(starts[0]) + size, step)
+                return lambda values: values[None, own]
+            if starts.size * at.size > _FEW_TIMES:
+                return lambda values: np.asarray(np.lib.stride_tricks.sliding_window_view(values, size)[:, ::step][starts])
+        index = self._offsets.reshape(-1, *(1,) * at.ndim) + step * at
         return lambda values: np.asarray(values[index])
 
 

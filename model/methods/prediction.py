@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
@@ -401,10 +402,13 @@ def predict_by_decoding(
         if not mine.size:
             continue
         of_each = np.unique(tokens_of[chosen[mine]])
-        positions = int(of_each[-1]) + (last(parameters) * of_each.size if of_each.size > 1 else 0)
-        each = prices(parameters) if uniform or by_position is None else by_position(parameters, of_each.size > 1)
-        size = max(_CELLS // ((1 if uniform else positions) * each), 1)
         block = np.cumsum(np.diff(cost_of[chosen[mine]], prepend=-1) != 0) - 1
+        each = prices(parameters) if uniform or by_position is None else by_position(parameters, of_each.size > 1)
+        room = _CELLS // each
+        if not uniform:
+            more = last(parameters) if of_each.size > 1 else 0
+            room = _costs_in(room, int(of_each[-1]), of_each.size, int(np.bincount(block).max()), more)
+        size = max(room, 1)
         for start, stop in _blocks(block // size, int(mine[0])):
             here = order[starts[start] : starts[stop]]
             law = points.law[here]
@@ -418,6 +422,22 @@ def predict_by_decoding(
             means = None if points.means is None else points.means[here]
             found.append(predict(DecodingPoints(parameters, int(lengths.max()), of, cost, law, part, means, own)))
     return Prediction.joined(found).at(np.argsort(order))
+
+
+def _costs_in(room: int, positions: int, lengths: int, lengths_of_each: int, last: int) -> int:
+    """Number of costs of which `room` times are kept: at these positions, and at the `last` ones of each length.
+
+    A cost is that of at most `lengths_of_each` of the `lengths`, so that few costs have few of them.
+
+    >>> _costs_in(1000, 40, 10, 10, 2), _costs_in(1000, 40, 10, 1, 2), _costs_in(1000, 40, 1, 1, 0)
+    (16, 16, 25)
+    >>> _costs_in(1000, 40, 100, 100, 2), _costs_in(1000, 40, 100, 1, 2)  # 14 costs have 14 lengths: 14 * (40 + 2 * 14) <= 1000
+    (4, 14)
+    """
+    of_all, more = room // (positions + last * lengths), last * lengths_of_each
+    if not more:
+        return of_all
+    return max(of_all, int((math.sqrt(positions**2 + 4 * more * room) - positions) / (2 * more)))
 
 
 def _blocks(number: NDArray[np.intp], begin: int) -> Iterator[tuple[int, int]]:
@@ -542,7 +562,7 @@ def predict_separately(predict: Callable[..., Prediction], points: PredictionPoi
     """Predict all points with a function of a single point; equal points are computed once."""
     chosen, laws, index = points.pairs()
     each = []
-    for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):
-        parameters, tokens, cost = points.choices[choice]
-        each.append(predict(parameters, tokens, points.laws[law], cost))
+    for choice, same in itertools.groupby(zip(chosen.tolist(), laws.tolist(), strict=True), key=lambda pair: pair[0]):
+        parameters, tokens, cost = points.choices[choice]  # once, since its cost keeps the times of passes
+        each += [predict(parameters, tokens, points.laws[law], cost) for _, law in same]
     return Prediction.stacked(each).at(index)

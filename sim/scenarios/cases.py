@@ -320,12 +320,12 @@ class Case:
     def tokens_vary(self) -> bool:
         """True if another number of tokens changes no parameter, and its costs only as `sim.scenarios.hardware_axes` knows.
 
-        A single sequence is decoded, among none that are half-way through.
+        A single sequence is decoded, alone or among others of its batch.
         """
         if self.parameters.decoded_sequences > 1:
             return False
         if self.hardware is not None:
-            return self.hardware.needs.others_position is None
+            return True
         by_tokens = type(self.parameters).largest_pass_of is not MethodParameters.largest_pass_of
         return not (by_tokens and isinstance(self.cost, UnitCost) and self.cost.verify_cost is not None)
 

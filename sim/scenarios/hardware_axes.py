@@ -87,7 +87,8 @@ def varied(
         return None
     needs = first.hardware.needs._replace(handover_layer=0)
     given = {**numbers} if lengths is None else {**numbers, "tokens": lengths}
-    needs = needs if lengths is None else needs._replace(tokens=0)
+    if lengths is not None:
+        needs = needs._replace(tokens=0, others_position=None if needs.others_position is None else 0.0)
     key = id(record), needs, *((name, values.dtype, values.tobytes()) for name, values in given.items())
     if key not in shared:
         shared[key] = record, _found(record, first.hardware, _Axes(numbers, lengths, size))
@@ -131,6 +132,7 @@ def _alike_at(first: Case, costs: VariedSeconds, tokens: Any) -> NDArray[np.bool
     """`_alike` of costs with this number of tokens."""
     parameters = first.parameters
     own = {_TIMES.get(name, name): True for name in VARIED if name not in _STEPS}
+    own |= {name: True for name in ("middle", "others_position") if name in costs.numbers}
     if watched_costs.tested_alone(first.cost, own, lambda cost: parameters.demand(cost, tokens)) is not None:
         return np.ones(len(costs), dtype=np.bool_)
     found = [parameters.demands(each.joined(), tokens) for each in _blocks(costs)]
@@ -189,6 +191,8 @@ def _costs(cost: PassSeconds, of: PointCosts, axes: _Axes) -> VariedSeconds:
     own: dict[str, NDArray[Any]] = {name: values for name, values in numbers.items() if name == "prompt"}
     if axes.lengths is not None:
         own["middle"] = axes.lengths // 2
+        if of.needs.others_position is not None:
+            own["others_position"] = hardware_cost.position_of_others(axes.lengths)
     for name, key in _TIMES.items():
         if name in numbers:
             own[key] = numbers[name] + (float(target.transfer(moving[key]).seconds) if key in moving else 0.0)

@@ -402,6 +402,15 @@ def _loaded(name: str, _: _Stamp) -> profile.Profile:
     return found
 
 
+def position_of_others(tokens: Any) -> Any:
+    """Mean position of the other sequences of a continuous batch: half-way through, in the mean. `tokens` may be an array.
+
+    >>> position_of_others(5)
+    2.5
+    """
+    return tokens / 2
+
+
 class MethodNeeds(NamedTuple):
     """What the costs of a point depend on besides their record: methods and parameters with the same needs share their costs."""
 
@@ -417,7 +426,7 @@ class MethodNeeds(NamedTuple):
     sequences: int
     full_batch: int
     others_position: float | None
-    """Mean position of the other sequences of a continuous batch: half-way through, in the mean."""
+    """`position_of_others` in a continuous batch; else None."""
     several_units: bool
     separate_units: bool
     handover_layer: int
@@ -428,7 +437,7 @@ class MethodNeeds(NamedTuple):
     def of(parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> MethodNeeds:
         """Needs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
         roles, batch, separate = parameters.roles, parameters.full_batch, parameters.separate_units
-        others = tokens / 2 if parameters.batching == CONTINUOUS and batch > 1 else None
+        others = position_of_others(tokens) if parameters.batching == CONTINUOUS and batch > 1 else None
         return MethodNeeds(
             name, where, tokens, 0 < separate < units, roles, tuple(map(parameters.depth, ("target", *roles))),
             parameters.sequences, batch, others, parameters.units > 1, separate > 0, parameters.handover_layer,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
+from model.costs.many_costs import VariedCosts
 from model.interpret.interpreter import CountedWork, count
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import draft_length_policies
@@ -23,6 +24,7 @@ from model.methods.adaptive.draft_length_policies import (
     Policy,
     gradient,
 )
+from model.methods.prediction import ChoiceGroup, GroupedChoices, PredictionPoints, predict_separately
 from model.methods.rounds.prices_of_rounds import RoundPrices, round_prices
 from model.methods.rounds.round_laws import ReplayRounds, Rounds
 from model.methods.rounds.round_moments import moments
@@ -610,3 +612,22 @@ def test_a_draft_stops_below_the_threshold_and_not_at_it(confidence: float, draf
         passes += isinstance(step, Forward)
         answer = confidence if isinstance(step, Read) and step.kind == "confidence" else -1
     assert passes == drafts
+
+
+def test_costs_of_choices_are_made_once_for_all_laws() -> None:
+    """Points that are predicted one by one come in any order."""
+    made: list[Any] = []
+
+    class Noted(VariedCosts):
+        def __getitem__(self, index: Any) -> Any:
+            made.append(index)
+            return super().__getitem__(index)
+
+    costs = Noted(UnitCost(6, cost_ratio=0.2), {"cost_ratio": np.array([0.25, 0.5])})
+    groups = GroupedChoices([ChoiceGroup(Parameters(6, "heuristic"), 8, costs)])
+    laws = [Iid(0.25), Iid(0.5)]
+    found = predict_separately(adaptive.predict, PredictionPoints(groups, laws, np.array([1, 0, 0, 1]), np.array([0, 0, 1, 1])))
+    assert made == [0, 1]
+    pairs = (1, 0), (0, 0), (0, 1), (1, 1)
+    alone = [adaptive.predict(Parameters(6, "heuristic"), 8, laws[law], costs[cost]) for cost, law in pairs]
+    assert found.latency.tolist() == [float(each.latency) for each in alone]

@@ -165,7 +165,10 @@ def test_each_length_on_hardware_is_predicted_as_alone(name: str, data: st.DataO
     if data.draw(st.booleans()):
         numbers["link"] = one_of_each([0.0, 1e-3])
     end = data.draw(st.sampled_from([0.0, 1.0, -1.0]))
-    costs = VariedSeconds(replace(HARDWARE, uncertainty_end=end), lengths.size, {**numbers, "middle": lengths // 2})
+    first = replace(HARDWARE, uncertainty_end=end)
+    if data.draw(st.booleans()):  # the other sequences of a batch are half-way through
+        first, numbers["others_position"] = replace(first, batch=4, others_position=1.5), lengths / 2
+    costs = VariedSeconds(first, lengths.size, {**numbers, "middle": lengths // 2})
     places = st.tuples(st.integers(0, lengths.size - 1), st.integers(0, len(case.laws) - 1))
     pairs = np.array([(0, 0), (1, 0), *data.draw(st.lists(places, max_size=12))], dtype=np.intp)
     _require_alike(case, ChoiceGroup(parameters, lengths, costs), pairs, 1e-11)

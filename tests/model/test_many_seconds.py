@@ -51,12 +51,16 @@ def varied(draw: st.DrawFn) -> VariedSeconds:
     served = {role: WithEngineOverhead(model, draw(SECONDS)) for role, model in MODELS.items()}
     end = draw(st.sampled_from([0.0, 1.0, -1.0]))
     first = PassSeconds(served, 7, batch, others, middle=3, link=0.001, uncertainty_end=end)
-    names = ("prompt", "link", "promotion", "dispatch", "state_check")
+    names = ("prompt", "link", "promotion", "dispatch", "state_check", "middle", *["others_position"] * (others is not None))
     chosen = draw(st.lists(st.sampled_from(names), unique=True))
     numbers: dict[str, Any] = {name: np.array(draw(st.lists(SECONDS, min_size=size, max_size=size))) for name in chosen}
     if "prompt" in chosen:
         prompts = st.integers(0, 60) | st.sampled_from([1000, 200_000])
         numbers["prompt"] = np.array(draw(st.lists(prompts, min_size=size, max_size=size)))
+    if "middle" in chosen:
+        numbers["middle"] = np.array(draw(st.lists(st.integers(0, 9), min_size=size, max_size=size)))
+    if "others_position" in chosen:
+        numbers["others_position"] = np.array(draw(st.lists(st.integers(0, 90), min_size=size, max_size=size))) / 2
     roles = draw(st.lists(st.sampled_from([*ROLES]), unique=True))
     steps = {role: np.array(draw(st.lists(SECONDS, min_size=size, max_size=size))) for role in roles}
     return VariedSeconds(first, size, numbers, steps)
@@ -89,6 +93,31 @@ def test_costs_as_one_are_those_of_each(costs: VariedSeconds, how: str) -> None:
         np.testing.assert_allclose(of(cost), [of(one) for one in each], rtol=1e-13)
     for name in ("promotion", "draft_devices", "state_check", "dispatch"):
         np.testing.assert_array_equal(getattr(cost, name), [getattr(one, name) for one in each])
+
+
+@given(varied(), st.data())
+@settings(deadline=None, max_examples=examples(10, 100))
+def test_costs_after_some_positions_begin_there(costs: VariedSeconds, data: st.DataObject) -> None:
+    """A pass at the first position after these is that at this position before; the other sequences stay where they are."""
+    after = np.array(data.draw(st.lists(st.integers(0, 30), min_size=len(costs), max_size=len(costs))))
+    found, whole = costs.after(after).joined(), costs.joined()
+    for shape in SHAPES[:4]:
+        times = whole.times(shape, np.arange(34))
+        for more in (0, 3):
+            np.testing.assert_allclose(found.times(shape, more), times[np.arange(len(costs)), after + more], rtol=1e-13)
+
+
+def test_long_contexts_of_batches_are_priced_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that are too many for a table are computed; others of the batch have whole and half positions."""
+    first = PassSeconds(MODELS, 7, 4, 3.5)
+    numbers = {"prompt": np.array([0, 5, 60, 60]), "others_position": np.array([0.0, 0.5, 8.5, 9.0])}
+    at, shape = np.arange(9), SHAPES[1]
+    expected = VariedSeconds(first, 4, numbers).joined().times(shape, at)
+    monkeypatch.setattr(many_seconds, "_MOST_TABULATED", 10)
+    np.testing.assert_allclose(VariedSeconds(first, 4, numbers).joined().times(shape, at), expected, rtol=1e-14)
+    monkeypatch.undo()
+    monkeypatch.setattr(many_seconds, "_FEW_TIMES", 1)  # views of windows
+    np.testing.assert_array_equal(VariedSeconds(first, 4, numbers).joined().times(shape, at), expected)
 
 
 @given(varied())
@@ -233,6 +262,11 @@ def test_times_of_several_costs_are_looked_up_once(monkeypatch: pytest.MonkeyPat
     for costs in (prompts, prompts[20:], prompts.of(first.uncertainty_ends()[0])):
         assert costs.joined().plain_times(np.arange(30)).shape == (len(costs), 30)
     assert len(asked) == len({*asked}) < 40 + 30 + 40
+    asked.clear()
+    kept_full = replace(first, batch=3, others_position=1.5)  # of which all contexts are multiples of a third
+    batches = VariedSeconds(kept_full, 40, {"others_position": np.arange(40) / 2})
+    assert batches.joined().plain_times(np.arange(30)).shape == (40, 30)
+    assert len(asked) == len({*asked}) < 40 + 30 + 20
 
 
 def test_sums_over_positions_of_many_prompts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,15 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
     },
     "a batch kept full": {
         "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "sequences": 4}], "outcomes": ACCEPTANCE,
-        "cost": DRAFTED_ON_H100,
+        "cost": DRAFTED_ON_H100, "sweep": {"method.batching": ["continuous", "lockstep"]},
+    },
+    "plain decoding kept full, over two devices": {
+        "method": [{"name": "autoregressive", "sequences": 3}],
+        "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b", "tensor_parallel": 2},
+    },
+    "draft heads in a batch kept full": {
+        "method": [{"name": "speculative", "draft_length": 2, "drafter": "heads"}], "outcomes": ACCEPTANCE,
+        "cost": {"kind": "engine", "law": "vllm-llama-3.1-8b-eagle3-h100"}, "sweep": {"method.sequences": [1, 8]},
     },
     "static batches": {
         "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "sequences": 2, "batching": "static"}],
@@ -661,7 +669,7 @@ def test_tokens_on_hardware_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -
     right, made = cases.resolve_but_outcomes, []
     monkeypatch.setattr(cases, "resolve_but_outcomes", lambda *args: made.append(args) or right(*args))
     swept = {"scenario.tokens": [*range(1, 21)], "cost.prompt": [*range(7)]}
-    for name, groups in {"speculative": 2, "ppd": 1, "skipdecode": 1, "tree": 1}.items():
+    for name, groups in {"speculative": 2, "a batch kept full": 2, "ppd": 1, "skipdecode": 1, "tree": 1}.items():
         made.clear()
         tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE[name]}
         sizes = {"scenario.tokens": [*range(1, 17)]} if name == "skipdecode" else {}

@@ -62,14 +62,15 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     count = int(np.asarray(tokens))
-    prices = prices_of(parameters, cost, count)
     accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
-    found = NO_MOMENTS
+    found, prices = NO_MOMENTS, None
     if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
+        prices = prices_of(parameters, cost, count)
         found = heuristic_moments(parameters.first, parameters.longest_draft, count, accept, prices)
     elif isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds):
+        prices = prices_of(parameters, cost, count)
         found = confidence_moments(parameters.longest_draft, count, accept, doubt, prices)
-    ratio = 1.0 if np.array_equal(prices.time, prices.busy) else float("nan")
+    ratio = 1.0 if prices is not None and np.array_equal(prices.time, prices.busy) else float("nan")
     plain = parameters.plain_time(count, cost)
     known = not np.isnan(found.rounds)
     values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
@@ -174,45 +175,45 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
     5.0
     """
     low, high = law.draft_probabilities(tokens, longest)
-    goes_on = 1 - doubt.low_if_accepted
     kinds = 1 if prices.uniform else 2
     starts = np.zeros((tokens + 1, 2, kinds))  # axes: start, outcome before, draft before completely accepted
     starts[0, 0, 0] = 1.0
     total = np.zeros(5)
     for start in range(tokens):
         count = min(longest, tokens - 1 - start)
-        drafted = np.arange(count + 1)
+        drafted, places = np.arange(count + 1), np.arange(count)
         here = prices.of_starts(start, drafted)
-        for kind in range(kinds):
-            charges = np.array([here.time[kind], here.busy[kind], here.operations, np.ones(count + 1), drafted])
-            wasted = _after_rejection(charges[:, 1:], doubt.low_if_rejected)
-            for before in (0, 1):
-                reached = starts[start, before, kind]  # probability of a draft up to this position, all accepted before it
-                for place in range(count):
-                    rate = (high if place or before else low)[start + place, place]
-                    starts[start + 1 + place, 0, 0] += reached * (1 - rate)
-                    total += reached * (1 - rate) * wasted[:, place]
-                    ends = reached * rate * (doubt.low_if_accepted if place < count - 1 else 1.0)
-                    total += ends * charges[:, place + 1]
-                    _bonus(starts[..., -1], start + 1 + place, ends, high[start + 1 + place, place + 1])
-                    reached *= rate * goes_on
-                if not count:
-                    total += reached * charges[:, 0]
+        same = here.operations, np.ones(count + 1), drafted
+        charges = np.array([[here.time[kind], here.busy[kind], *same] for kind in range(kinds)])
+        wasted = _after_rejection(charges[..., 1:], doubt.low_if_rejected)
+        ended = np.where(places < count - 1, doubt.low_if_accepted, 1.0)
+        following = high[start + 1 + places, places + 1]
+        for before in (0, 1):
+            mass = starts[start, before]
+            if not count:
+                total += mass @ charges[..., 0]
+                continue
+            rates = high[start + places, places].copy()
+            if not before:
+                rates[0] = low[start, 0]
+            # Probability of a draft up to each position, all accepted before it; shape (kinds, positions).
+            reached = mass[:, None] * np.concatenate([[1.0], np.cumprod(rates * (1 - doubt.low_if_accepted))[:-1]])
+            rejected, ends = reached * (1 - rates), reached * (rates * ended)
+            total += np.einsum("kp,kcp->c", rejected, wasted) + np.einsum("kp,kcp->c", ends, charges[..., 1:])
+            starts[start + 1 : start + 1 + count, 0, 0] += rejected.sum(axis=0)
+            # After the target's bonus token, whose position has an outcome before the next round's first.
+            whole = ends.sum(axis=0)
+            starts[start + 2 : start + 2 + count, 0, -1] += whole * (1 - following)
+            starts[start + 2 : start + 2 + count, 1, -1] += whole * following
     return Moments(float(total[0]), float("nan"), *total[1:].tolist())
 
 
 def _after_rejection(charges: Floats, unsure: float) -> Floats:
     """Expected charge of a draft by the position of its first rejected token; `charges` are by drafted tokens, from 1."""
     expected = charges.copy()
-    for place in range(charges.shape[1] - 2, -1, -1):
-        expected[:, place] = unsure * charges[:, place] + (1 - unsure) * expected[:, place + 1]
+    for place in range(charges.shape[-1] - 2, -1, -1):
+        expected[..., place] = unsure * charges[..., place] + (1 - unsure) * expected[..., place + 1]
     return expected
-
-
-def _bonus(starts: Floats, place: int, chance: float, success: float) -> None:
-    """Add the starts after the target's bonus token, whose position has an outcome before the next round's first."""
-    starts[place + 1, 0] += chance * (1 - success)
-    starts[place + 1, 1] += chance * success
 
 
 # --- Many tokens: stationary distributions of the draft length ------------------------------------------------------
