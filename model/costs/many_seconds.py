@@ -344,12 +344,16 @@ class _ContextTables:
         if last < self.positions:
             return
         self.positions = last + 1 + _GROWTH
+        self._contexts, self._found, self.ended = self.contexts_from(self._offsets, self.positions), {}, {}
+
+    def contexts_from(self, begins: NDArray[np.intp], positions: int) -> NDArray[np.intp]:
+        """Contexts at this number of positions, rising, of costs that have these distinct contexts at position 0."""
         step = self.per_position
-        ends = np.zeros((self.most // step + self.positions + 1, step), dtype=np.intp)
-        begin, part = np.divmod(self._offsets, step)
+        ends = np.zeros((int(begins.max(initial=0)) // step + positions + 1, step), dtype=np.intp)
+        begin, part = np.divmod(begins, step)
         ends[begin, part] += 1
-        ends[begin + self.positions, part] -= 1
-        self._contexts, self._found, self.ended = np.flatnonzero(np.cumsum(ends, axis=0)), {}, {}
+        ends[begin + positions, part] -= 1
+        return np.flatnonzero(np.cumsum(ends, axis=0))
 
     def total(self, shape: PassShape) -> Estimate:
         """Times of a pass with their errors, by context."""
@@ -422,13 +426,9 @@ class _TimesByContext:
         times = [each for each in ended if each is not None]
         if len(times) < len(ended):
             return None
-        begins, _ = self._begins
-        edges = np.zeros(int(begins[-1]) + len(weights) + 1, dtype=np.intp)
-        edges[begins] += 1
-        edges[begins + len(weights)] -= 1
-        contexts = np.flatnonzero(np.cumsum(edges))
+        contexts = self._tables.contexts_from(self._begins[0], len(weights))
         values = value(np.stack([each[contexts] for each in times]))
-        found = np.zeros((len(values), edges.size - 1))
+        found = np.zeros((len(values), int(contexts[-1]) + 1))
         found[:, contexts] = values
         return np.asarray(self._windows_summed(found, weights[:, None])[..., 0].T)
 
@@ -451,8 +451,8 @@ class _TimesByContext:
 
         `by_context` has the shape (values, contexts), `weights` (positions, sums).
         """
-        begins, cost = self._begins
-        windows = np.lib.stride_tricks.sliding_window_view(by_context, len(weights), axis=-1)
+        (begins, cost), step = self._begins, self._tables.per_position
+        windows = np.lib.stride_tricks.sliding_window_view(by_context, step * (len(weights) - 1) + 1, axis=-1)[..., ::step]
         size = max(_WINDOWS // (len(weights) * len(by_context)), 1)
         parts = [weighted(windows[:, begins[start : start + size]], weights) for start in range(0, begins.size, size)]
         return np.asarray((parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[:, cost])
