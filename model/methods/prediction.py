@@ -536,9 +536,12 @@ class Prediction:
 
     @staticmethod
     def joined(parts: Sequence[Prediction]) -> Prediction:
-        """Concatenate predictions of several arrays of points."""
-        columns = zip(*(part._values() for part in parts), strict=True)
-        values: list[Any] = [None if each[0] is None else np.concatenate(each) for each in columns]
+        """Concatenate predictions of several arrays of points; a value that only some of them have is nan for the others."""
+        unknown = [np.full(np.shape(part.latency), np.nan) for part in parts]
+        values: list[Any] = []
+        for each in zip(*(part._values() for part in parts), strict=True):
+            known = [none if value is None else value for value, none in zip(each, unknown, strict=True)]
+            values.append(None if all(value is None for value in each) else np.concatenate(known))
         return Prediction(*values)
 
     @staticmethod

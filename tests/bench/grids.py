@@ -105,8 +105,12 @@ GRIDS = {
         2e4, {"name": "speculative", "layers": 32, "draft_length": 4}, ACCEPT, H100, {"cost.step_s": _steps(1e-5, 1e-2, 5000)},
     ),
     "adaptive": FormulaGrid(
-        2e3, {"name": "adaptive", "layers": 24, "policy": "optimum"}, ACCEPT, {"cost_ratio": 0.1},
+        2e3, {"name": "adaptive", "layers": 24, "policy": "heuristic"}, ACCEPT, {"cost_ratio": 0.1},
         {"outcomes.acceptance_rate": RATES, "cost.cost_ratio": RATIOS},
+    ),
+    "profile-adaptive": FormulaGrid(
+        2e3, {"name": "adaptive", "layers": 32, "policy": "heuristic"}, ACCEPT, H100,
+        {"outcomes.acceptance_rate": _steps(0.3, 0.9, 50), "cost.step_s": _steps(1e-5, 1e-2, 40)},
     ),
     "batches": FormulaGrid(
         2e3, {"name": "speculative", "layers": 32, "draft_length": 4, "sequences": 8}, ACCEPT, H100,

@@ -10,7 +10,7 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work, of_passes
+from model.methods.adaptive.adaptive_rounds import AcceptanceRates, confidence_counts, heuristic_counts, heuristic_squares
 from model.methods.adaptive.algorithm import Parameters
-from model.methods.adaptive.draft_length_policies import RISE, Heuristic, thresholds
+from model.methods.adaptive.draft_length_policies import Heuristic, thresholds
 from model.methods.claim_bounds import selective_bound
-from model.methods.prediction import Prediction
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, linear, predict_by_decoding
 from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, round_prices, slowest_of
 from model.methods.rounds.round_laws import AcceptanceLaw, ReplayRounds, Rounds
-from model.methods.rounds.round_moments import Moments, draws_of_records, mean_of, mixed
+from model.methods.rounds.round_moments import Moments, draws_of_records, mean_of, mixed, units_alike
 from model.methods.rounds.round_walks import longest_skipped, varying
 from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
 from model.methods.speculative.theory import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
@@ -35,8 +36,6 @@ from model.outcomes.outcome_laws import Chain, RecordedProbabilities, Replay, Tw
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Law = AcceptanceLaw | Mapping[str, AcceptanceLaw | TwoClass]
-
-NO_MOMENTS = Moments(*[float("nan")] * 6)
 
 
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
@@ -61,21 +60,149 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
     1.886
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    count = int(np.asarray(tokens))
-    accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
-    found, prices = NO_MOMENTS, None
-    if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
-        prices = prices_of(parameters, cost, count)
-        found = heuristic_moments(parameters.first, parameters.longest_draft, count, accept, prices)
-    elif isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds):
-        prices = prices_of(parameters, cost, count)
-        found = confidence_moments(parameters.longest_draft, count, accept, doubt, prices)
-    ratio = 1.0 if prices is not None and np.array_equal(prices.time, prices.busy) else float("nan")
-    plain = parameters.plain_time(count, cost)
-    known = not np.isnan(found.rounds)
-    values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
-    rounds = (found.rounds, found.drafted, found.operations) if known else ()
-    return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*values, *rounds)))
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points; rounds are counted once for all costs."""
+    return predict_by_decoding(
+        _predict_together, points, lambda parameters: 2 * parameters.largest_pass if has_closed_form(parameters) else 1
+    )
+
+
+def has_closed_form(parameters: Parameters) -> bool:
+    """True if rounds can be counted under some laws: the policy does not depend on all rounds before."""
+    return parameters.policy in ("heuristic", "confidence")
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points of one number of tokens."""
+    parameters, cost, size = points.parameters, points.cost, points.law.size
+    units, plain = np.full(size, float(parameters.units)), points.plain_times()
+    known = np.array([_is_known(parameters, law) for law in points.laws])[points.law]
+    if not known.any():
+        nothing = np.full(size, np.nan)
+        return Prediction(nothing, nothing, nothing, nothing, units, plain)
+    prices, means = prices_of(parameters, cost, points.tokens), points.means
+    first = parameters.first if parameters.policy == "heuristic" else None
+    index = np.flatnonzero(known)
+    values = np.full((len(Moments._fields), size), np.nan)
+    values[:, index] = _moments(
+        first, parameters.longest_draft, points.tokens, points.laws, prices, points.law[index], points.price[index],
+        None if means is None else means[index],
+    )  # fmt: skip
+    found = Moments(*values)
+    ratio = np.where(known & units_alike(prices)[points.price], 1.0, np.nan)
+    times = found.time, found.variance, found.busy, ratio, units, plain
+    return Prediction(*times, found.rounds, found.drafted, found.operations)
+
+
+def _is_known(parameters: Parameters, law: Law) -> bool:
+    """True if the moments of a decoding under this law are known."""
+    if parameters.policy == "heuristic":
+        return not isinstance(_accepted(law), TwoClass)
+    return has_closed_form(parameters) and isinstance(_accepted(law), Chain | Rounds) and isinstance(_doubt_of(law), TwoClass)
+
+
+def _accepted(law: Law) -> Any:
+    """Law of acceptance."""
+    return law["accept"] if isinstance(law, Mapping) else law
+
+
+def _doubt_of(law: Law) -> Any:
+    """Law of the draft's confidence; None without one."""
+    return law["confidence"] if isinstance(law, Mapping) else None
+
+
+def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
+    """Exact moments of `round_walks.varying` with the heuristic of [transformers], from the draft length `first` on.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> flat = np.ones(4)
+    >>> heuristic_moments(1, 3, 4, Iid(1.0), RoundPrices(flat, flat, flat)).rounds  # rounds of 1 and 3 drafts, the second cut to 1
+    2.0
+    """
+    return _moments_of_one(first, longest, tokens, law, prices)
+
+
+def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: RoundPrices) -> Moments:
+    """Exact means of `round_walks.varying` with doubts; the variance is nan.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> flat = np.ones(4)
+    >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), RoundPrices(flat, flat, flat)).rounds  # one drafted token per round
+    5.0
+    """
+    return _moments_of_one(None, longest, tokens, {"accept": law, "confidence": doubt}, prices)
+
+
+def _moments_of_one(first: int | None, longest: int, tokens: int, law: Law, prices: RoundPrices) -> Moments:
+    one, of_costs = np.zeros(1, dtype=np.intp), RoundPrices(*(each[None, ..., : longest + 1] for each in prices))
+    return Moments(*_moments(first, longest, tokens, [law], of_costs, one, one)[:, 0].tolist())
+
+
+def _moments(
+    first: int | None, longest: int, tokens: int, laws: Sequence[Law], prices: RoundPrices, law: NDArray[np.intp],
+    price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
+) -> Floats:  # fmt: skip
+    """Rows of `Moments` of pairs of laws and of prices at several costs; `first` is None for drafts that end at a doubt."""
+    found = np.empty((len(Moments._fields), law.size))
+    accepted = [_accepted(each) for each in laws]
+    kind = np.array([_kind_of(each) for each in accepted])[law]
+    for number in np.unique(law[kind == _MIXTURE]).tolist():  # the parts of each as laws
+        mine, chains = np.flatnonzero(law == number), accepted[number].chains
+        part, place = np.repeat(np.arange(len(chains)), mine.size), np.tile(mine, len(chains))
+        own = None if means is None else means[place]
+        each = _moments(first, longest, tokens, chains, prices, part, price[place], own)
+        parts = each.reshape(len(found), len(chains), mine.size).swapaxes(0, 1)
+        found[:, mine] = mixed([Moments(*values) for values in parts])
+    for pair in np.flatnonzero(kind == _RECORDS).tolist():
+        found[:, pair] = _of_records(first or longest, longest, tokens, accepted[law[pair]], prices.of(int(price[pair])))
+    counted = np.flatnonzero(kind == _COUNTED)
+    if counted.size:
+        used, which = np.unique(law[counted], return_inverse=True)
+        asked = np.ones(counted.size, dtype=np.bool_) if means is None else ~means[counted]
+        of = [laws[each] for each in used.tolist()]
+        found[:, counted] = _of_counts(first, longest, tokens, of, prices, which, price[counted], asked)
+    return found
+
+
+_COUNTED, _RECORDS, _MIXTURE = range(3)
+"""Kinds of laws: rounds are counted; each record is decoded; a mixture of laws of the first kind."""
+
+
+def _kind_of(law: Any) -> int:
+    if isinstance(law, Chain | Rounds):
+        return _COUNTED
+    if isinstance(law, Replay | ReplayRounds):
+        return _RECORDS
+    if isinstance(law, RecordedProbabilities):
+        return _MIXTURE
+    raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
+
+
+def _of_counts(
+    first: int | None, longest: int, tokens: int, laws: Sequence[Law], prices: RoundPrices, law: NDArray[np.intp],
+    price: NDArray[np.intp], asked: NDArray[np.bool_],
+) -> Floats:  # fmt: skip
+    """Rows of `Moments` of pairs, from the expected rounds under each law; variances where they are `asked`."""
+    rates = AcceptanceRates.of([_accepted(each) for each in laws], tokens, longest)
+    if first is None:
+        counts = confidence_counts(longest, tokens, rates, [_doubt_of(each) for each in laws])
+    else:
+        counts = heuristic_counts(first, longest, tokens, rates)
+    drafted = np.einsum("kpdl->dl", counts)
+    events = drafted if prices.uniform else counts.reshape(-1, counts.shape[-1])
+    mean = busy = linear(events, prices.time.reshape(len(prices.time), -1), law, price)
+    if prices.busy is not prices.time:
+        busy = linear(events, prices.busy.reshape(len(prices.busy), -1), law, price)
+    variance, index = np.full(law.size, np.nan), np.flatnonzero(asked)
+    if first is not None and index.size:
+        square = heuristic_squares(first, longest, tokens, rates, prices, law[index], price[index])
+        variance[index] = np.maximum(square - mean[index] ** 2, 0.0)
+    rounds, number = drafted.sum(axis=0)[law], (np.arange(longest + 1) @ drafted)[law]
+    return np.stack([mean, variance, busy, linear(drafted, prices.operations, law, price), rounds, number])
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -87,12 +214,22 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     """Expected work of the passes of both models; nan for totals that depend on positions, None where `predict` is nan."""
-    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=1.0))  # counts do not depend on costs
-    if found.rounds is None:
+    found = work_of_laws(parameters, tokens, [law])
+    return None if found is None else found.at(0)
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Law]) -> Work | None:
+    """`work` under each of several laws, as arrays of shape (laws,); None if `predict` is nan under one of them."""
+    if not all(_is_known(parameters, law) for law in laws):
         return None
-    rounds, drafted = float(found.rounds), float(np.asarray(found.drafted))
+    index = np.arange(len(laws))
+    one = np.zeros_like(index)
+    choice = MethodChoice(parameters, tokens, UnitCost(1, cost_ratio=1.0))  # counts do not depend on costs
+    found = predict_points(PredictionPoints([choice], laws, one, index, np.ones(index.size, dtype=np.bool_)))
+    rounds: Any = found.rounds
+    drafted: Any = found.drafted
     both = {"target": of_passes(parameters.layers, rounds, rounds + drafted, heads=rounds + drafted)}
-    return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted, heads=drafted)} if drafted else {}))
+    return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted, heads=drafted)} if drafted.any() else {}))
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
@@ -100,120 +237,9 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     return operations_of(rounds, round_prices(cost, parameters.longest_draft))
 
 
-def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
-    """Exact moments of `round_walks.varying` with the heuristic of [transformers], from the draft length `first` on.
-
-    Forward recursion over (start position of a round, draft length, outcome before it); if times depend on the position, also over
-    whether the draft before was completely accepted.
-
-    >>> from model.outcomes.outcome_laws import Iid
-    >>> flat = np.ones(4)
-    >>> heuristic_moments(1, 3, 4, Iid(1.0), RoundPrices(flat, flat, flat)).rounds  # rounds of 1 and 3 drafts, the second cut to 1
-    2.0
-    """
-    if isinstance(law, Replay | ReplayRounds):
-        return _of_records(first, longest, tokens, law, prices)
-    if isinstance(law, RecordedProbabilities):
-        return mixed([heuristic_moments(first, longest, tokens, chain, prices) for chain in law.chains])
-    if not isinstance(law, Chain | Rounds):
-        raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
-    low, high = law.draft_probabilities(tokens, longest)
-    lengths = np.arange(1, longest + 1)
-    risen = np.minimum(lengths + RISE, longest) - 1
-    # Axes: quantity (probability, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens),
-    # distance of the next start, draft length, outcome before, draft before completely accepted (if that matters).
-    kinds = 1 if prices.uniform else 2
-    ahead = np.zeros((7, longest + 1, longest, 2, kinds))
-    ahead[0, 0, first - 1, 0, 0] = 1.0
-    for start in range(tokens):
-        count = np.minimum(lengths, tokens - 1 - start)
-        most = int(count[-1])
-        spent = _spent(ahead[:, 0], prices.of_starts(start, count), count).sum(axis=-1)
-        ahead = np.concatenate([ahead[:, 1:], np.zeros((7, 1, longest, 2, kinds))], axis=1)
-        places = np.arange(most)
-        for before in (0, 1):
-            rates = high[start + places, places].copy()
-            if most and not before:
-                rates[0] = low[start, 0]
-            survival = np.concatenate([[1.0], np.cumprod(rates)])
-            ends = np.where(places[:, None] < count, (survival[:-1] * (1 - rates))[:, None], 0.0)
-            rejected = spent[:, None, :, before] * ends
-            ahead[:, :most, :-1, 0, 0] += rejected[:, :, 1:]
-            ahead[:, :most, 0, 0, 0] += rejected[:, :, 0]
-            following = high[start + count, count]  # wrong only at the last position, after which no round starts
-            whole = spent[:, :, before] * survival[count]
-            for outcome, chance in ((0, 1 - following), (1, following)):
-                where: Any = slice(None), count, risen, outcome, -1
-                np.add.at(ahead, where, whole * chance)
-    _, mean, square, *rest = ahead[:, 0].sum(axis=(1, 2, 3)).tolist()
-    return Moments(mean, max(square - mean**2, 0.0), *rest)
-
-
-def _spent(now: Floats, prices: RoundPrices, drafted: Integers) -> Floats:
-    """Moments after the cost of the rounds that start here; axes: moment, draft length, outcome, kind before."""
-    mass, first = now[0], now[1]
-    time, busy = (price.T[:, None] for price in (prices.time, prices.busy))
-    operations, count = (each[:, None, None] for each in (prices.operations, drafted))
-    added = [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, count * mass]
-    return np.asarray(now + np.array(added))
-
-
 def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
     choice = draws_of_records(law, tokens)
     return mean_of(varying(Heuristic(first, longest, choice.shape[1]), tokens, law.drafts(iter([choice])), prices))
-
-
-def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: RoundPrices) -> Moments:
-    """Exact means of `round_walks.varying` with doubts; the variance is nan.
-
-    A draft ends after an accepted token with probability `doubt.low_if_accepted`. After a token that will be rejected it continues
-    until the draft model is unsure, with probability `doubt.low_if_rejected` per token, or until `longest` tokens.
-
-    >>> from model.outcomes.outcome_laws import Iid
-    >>> flat = np.ones(4)
-    >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), RoundPrices(flat, flat, flat)).rounds  # one drafted token per round
-    5.0
-    """
-    low, high = law.draft_probabilities(tokens, longest)
-    kinds = 1 if prices.uniform else 2
-    starts = np.zeros((tokens + 1, 2, kinds))  # axes: start, outcome before, draft before completely accepted
-    starts[0, 0, 0] = 1.0
-    total = np.zeros(5)
-    for start in range(tokens):
-        count = min(longest, tokens - 1 - start)
-        drafted, places = np.arange(count + 1), np.arange(count)
-        here = prices.of_starts(start, drafted)
-        same = here.operations, np.ones(count + 1), drafted
-        charges = np.array([[here.time[kind], here.busy[kind], *same] for kind in range(kinds)])
-        wasted = _after_rejection(charges[..., 1:], doubt.low_if_rejected)
-        ended = np.where(places < count - 1, doubt.low_if_accepted, 1.0)
-        following = high[start + 1 + places, places + 1]
-        for before in (0, 1):
-            mass = starts[start, before]
-            if not count:
-                total += mass @ charges[..., 0]
-                continue
-            rates = high[start + places, places].copy()
-            if not before:
-                rates[0] = low[start, 0]
-            # Probability of a draft up to each position, all accepted before it; shape (kinds, positions).
-            reached = mass[:, None] * np.concatenate([[1.0], np.cumprod(rates * (1 - doubt.low_if_accepted))[:-1]])
-            rejected, ends = reached * (1 - rates), reached * (rates * ended)
-            total += np.einsum("kp,kcp->c", rejected, wasted) + np.einsum("kp,kcp->c", ends, charges[..., 1:])
-            starts[start + 1 : start + 1 + count, 0, 0] += rejected.sum(axis=0)
-            # After the target's bonus token, whose position has an outcome before the next round's first.
-            whole = ends.sum(axis=0)
-            starts[start + 2 : start + 2 + count, 0, -1] += whole * (1 - following)
-            starts[start + 2 : start + 2 + count, 1, -1] += whole * following
-    return Moments(float(total[0]), float("nan"), *total[1:].tolist())
-
-
-def _after_rejection(charges: Floats, unsure: float) -> Floats:
-    """Expected charge of a draft by the position of its first rejected token; `charges` are by drafted tokens, from 1."""
-    expected = charges.copy()
-    for place in range(charges.shape[-1] - 2, -1, -1):
-        expected[..., place] = unsure * charges[..., place] + (1 - unsure) * expected[..., place + 1]
-    return expected
 
 
 # --- Many tokens: stationary distributions of the draft length ------------------------------------------------------
