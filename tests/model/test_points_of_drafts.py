@@ -116,6 +116,28 @@ def test_points_of_drafts_together_equal_each_alone(data: st.DataObject, kind: s
                 np.testing.assert_allclose(found[index], value[0], rtol=1e-11, atol=max(1e-13, least), err_msg=name)
 
 
+@pytest.mark.parametrize(("laws", "costs"), [(2, 12), (9, 3)], ids=["products of counts", "times of pairs"])
+@pytest.mark.parametrize("dependent", [False, True])
+@pytest.mark.parametrize("seconds", [False, True])
+def test_adaptive_drafts_of_many_pairs(
+    monkeypatch: pytest.MonkeyPatch, laws: int, costs: int, dependent: bool, seconds: bool
+) -> None:  # fmt: skip
+    """More costs than numbers of drafted tokens, whose products are then counted; and pairs of which few are computed together."""
+    monkeypatch.setattr(adaptive_rounds, "_CELLS", 80)
+    parameters = AdaptiveParameters(LAYERS, "heuristic", max_draft_length=4, draft_length=2)
+    known = [Markov(0.2 + 0.08 * each, 0.1 * each) if dependent else Iid(0.1 * (each + 1)) for each in range(laws)]
+    of = [
+        growing(LAYERS, draft=0.3, prompt=3 * each) if seconds else UnitCost(LAYERS, cost_ratio=0.05 * (each + 1))
+        for each in range(costs)
+    ]
+    choice, law = (each.ravel() for each in np.indices((costs, laws)))
+    found = adaptive.predict_points(PredictionPoints([MethodChoice(parameters, 12, cost) for cost in of], known, choice, law))
+    for index in range(0, choice.size, 5):
+        one = adaptive.predict(parameters, 12, known[law[index]], of[choice[index]])
+        for name, value in vars(one).items():
+            np.testing.assert_allclose(getattr(found, name)[index], value, rtol=1e-11, err_msg=name)
+
+
 @pytest.mark.parametrize("cost", [UnitCost(LAYERS, cost_ratio=0.25), growing(LAYERS, draft=0.3, prompt=3, draft_devices=0.5)])
 def test_static_batches_of_many_laws_are_those_of_each(cost: StepCosts) -> None:
     """More laws than are evaluated together, in any order, at several points each, and of two batches."""
