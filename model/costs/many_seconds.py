@@ -94,9 +94,10 @@ class VariedSeconds(Varied):
         return _ContextTables(self)
 
     def of(self, first: PassSeconds) -> VariedSeconds:
-        """The same numbers with another cost, such as an end of the uncertainty; made once."""
+        """The same numbers with another cost, such as an end of the uncertainty; made once. Subsets share its times of passes."""
         if id(first) not in self._others:
-            self._others[id(first)] = VariedSeconds(first, self.size, self.numbers, self.steps)
+            found = self._others[id(first)] = VariedSeconds(first, self.size, self.numbers, self.steps)
+            found._whole = None if self._whole is None else self._whole.of(first)
         return self._others[id(first)]
 
     def distinct(self, value: Callable[[PassSeconds], Value]) -> tuple[list[Value], NDArray[np.intp]] | None:
@@ -190,6 +191,14 @@ class ManySeconds(StepCosts):
         found = self._with_axes(len(extent)).computed_times(shape, where.astype(np.float64))
         return np.broadcast_to(found, (len(self.costs), *extent))
 
+    def times_at_each(self, shape: PassShape, at: ArrayLike) -> Floats:
+        """Time of a pass of each cost after its own number of output positions, `at` of shape (costs,) or () [s].
+
+        As a single cost computes it, to the last bit.
+        """
+        found = self._with_axes(0).computed_times(shape, np.asarray(at, dtype=np.float64))
+        return np.broadcast_to(found, len(self.costs))
+
     def summed_times(self, shape: PassShape, weights: Floats) -> Floats:
         """See `StepCosts`; without the times at each position of each cost, where they are the same at one context."""
         found = None
@@ -227,7 +236,7 @@ class ManySeconds(StepCosts):
 
     def within_budgets(self, budgets: Mapping[str, int]) -> ManySeconds:
         """See `StepCosts`."""
-        return ManySeconds(self.costs.of(self.costs.first.within_budgets(budgets))) if budgets else self
+        return self.costs.of(self.costs.first.within_budgets(budgets)).joined() if budgets else self
 
     @property
     def target_model(self) -> Hardware:

@@ -145,8 +145,7 @@ def _alike_at(first: Case, costs: VariedSeconds, tokens: Any) -> NDArray[np.bool
 def _record(first: Case, tables: Tables, index: int, build: Callable[..., Any]) -> HardwareCost | None:
     """The record of its costs, if nothing but these depends on their numbers; else None."""
     kind, table = type(first.parameters), tables.get("cost", {})
-    decides = kind.with_costs is not MethodParameters.with_costs or first.parameters.context_budgets
-    if first.hardware is None or decides:
+    if first.hardware is None or kind.with_costs is not MethodParameters.with_costs:  # these decide by costs
         return None
     if method_tables(tables)[index].get("cost") is not None or not isinstance(table, Mapping):
         return None
@@ -172,6 +171,10 @@ def _found(record: HardwareCost, first: PointCosts, axes: _Axes) -> _Found | Non
         if known is not None:
             shares[valid] = known
         valid &= ~(shares > 1)
+    if first.needs.context_budgets and valid.any():
+        own = axes.at(valid)
+        contexts = own.contexts(record.prompt, first.needs)
+        valid[valid] = hardware_cost.budgets_apply(_costs(first.cost, first, own), first.needs, contexts, own.tokens(first.needs))
     own = axes.at(valid)
     costs = _costs(first.cost, first, own)
     plain = [each.joined().plain_times() for each in _blocks(costs.unique()[0])] if len(costs) else []
@@ -218,7 +221,8 @@ def _columns(
     prompts = np.maximum(distinct.numbers.get("prompt", np.asarray(costs.first.prompt)), 1)
     reading = cost_models.prompt_time(distinct.joined().target_model, prompts, needs.full_batch).seconds
     found["prompt_s"] = np.broadcast_to(reading, len(distinct))[which]
-    found |= {RATIOS[role]: costs.joined().ratio(role) for role in needs.roles}
+    drafting = costs.joined().within_budgets(dict(needs.draft_budgets))
+    found |= {RATIOS[role]: drafting.ratio(role) for role in needs.roles}
     if shares is not None and first.memory is not None:
         found["memory_share"] = shares
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ from model.methods.method_parameters import CONTINUOUS, ContextBudget, MethodPar
 from sim.scenarios import cost_kinds
 
 if TYPE_CHECKING:
+    from model.costs.many_seconds import VariedSeconds
     from model.engines.step_law import StepLaw
 
 ROLES = ("target", "draft", "medium")
@@ -594,14 +595,36 @@ def _refuse_no_time(cost: PassSeconds) -> None:
 
 def _refuse_idle_budget(cost: PassSeconds, needs: MethodNeeds) -> None:
     """Raise an error for a budget that does not change the time of a draft pass although it hides a part of the context."""
-    for name, role, positions in needs.context_budgets:
-        whole = PassShape(ALL_LAYERS, role, heads=1)
-        times = [float(cost.times(shape, needs.tokens)) for shape in (whole, whole._replace(context_budget=positions))]
-        if positions < cost.prompt + needs.tokens and times[0] == times[1]:
+    for budget in needs.context_budgets:
+        time, idle = _at_the_end(budget, cost.prompt + needs.tokens, lambda shape: cost.times(shape, needs.tokens))
+        if idle:
+            name, role, positions = budget
             raise ParameterError(
-                f"{name} must make a pass of the {role} shorter than {times[0]:.4g} s, got {positions} with {needs.where}, whose"
+                f"{name} must make a pass of the {role} shorter than {float(time):.4g} s, got {positions} with {needs.where}, whose"
                 " passes take the same time with any context; leave it out, or take costs that know the context"
             )
+
+
+def budgets_apply(costs: VariedSeconds, needs: MethodNeeds, contexts: NDArray[np.int64], tokens: Any) -> NDArray[np.bool_]:
+    """Mask of costs with which the context budgets are accepted: none is beyond the context, and none has no effect.
+
+    `contexts` are the positions of prompt and output together, shape (costs,), and `tokens` those of the output, () or (costs,).
+    """
+    found, joined = np.ones(len(costs), dtype=np.bool_), costs.joined()
+    for budget in needs.context_budgets:
+        _, idle = _at_the_end(budget, contexts, lambda shape: joined.times_at_each(shape, tokens))
+        found &= (budget.positions <= contexts) & ~idle  # the former as `MethodParameters.check_context`
+    return found
+
+
+def _at_the_end(budget: ContextBudget, contexts: Any, times: Callable[[PassShape], Any]) -> tuple[Any, Any]:
+    """Time of a pass after all of the context [s], and whether the budget leaves it as it is although it hides positions.
+
+    `times` gives the time of a pass there; for several costs all are arrays of shape (costs,).
+    """
+    whole = PassShape(ALL_LAYERS, budget.role, heads=1)
+    time = times(whole)
+    return time, (budget.positions < contexts) & (time == times(whole._replace(context_budget=budget.positions)))
 
 
 def _one_device(cost: HardwareCost, needs: MethodNeeds) -> PassSeconds | None:

@@ -89,6 +89,10 @@ GRIDS = {
             "cost.prompt": [128, 512, 1024, 2048, 4096],
         },
     ),
+    "profile-budgets": FormulaGrid(
+        2e4, {"name": "speculative", "layers": 32, "draft_length": 4, "context_budget": 512}, ACCEPT, {**H100, "prompt": 2048},
+        {"scenario.tokens": {"from": 64, "to": 2063, "count": 2000}, "outcomes.acceptance_rate": [0.3, 0.5, 0.7, 0.9]},
+    ),
     "profile-tree": FormulaGrid(
         2e4, {"name": "tree", "layers": 32, "shape": "eagle-2", "draft_depth": 3, "width": 8, "nodes": 16, "rank_rates": RANKS},
         {"kind": "by-depth", "rank_rates": RANKS}, H100,

@@ -264,6 +264,21 @@ def test_lengths_in_small_blocks_are_predicted_alike(name: str, monkeypatch: pyt
     _require_alike(case, group, pairs, 1e-11)
 
 
+def test_starts_of_rounds_are_shared_by_blocks_of_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each length has a cost of its own, as in a continuous batch: 60 blocks, and starts for 4, 8, 16, 32 and 64 positions."""
+    lengths, laws, right, made = np.arange(4, 64), [Iid(0.5), Iid(0.75)], round_counts.start_masses, list[int]()
+    costs = VariedSeconds(replace(HARDWARE, batch=4, others_position=0.0), lengths.size, {"others_position": lengths / 2})
+    parameters = registry.parameters("speculative")(layers=8, draft_length=3, sequences=4)
+    choice, law = (each.ravel() for each in np.meshgrid(np.arange(lengths.size), np.arange(2)))
+    points = PredictionPoints(GroupedChoices([ChoiceGroup(parameters, lengths, costs)]), laws, choice, law)
+    expected = registry.method("speculative").predict_points(points)
+    monkeypatch.setattr(round_counts, "start_masses", lambda ends: made.append(len(ends)) or right(ends))
+    monkeypatch.setattr(prediction, "_CELLS", 1)
+    found = registry.method("speculative").predict_points(points)
+    assert made == [4, 8, 16, 32, 64]
+    _require_close(found, expected)
+
+
 @given(st.data())
 @settings(max_examples=examples(60, 1000), deadline=None)
 def test_rounds_of_several_lengths_are_counted_as_of_each(data: st.DataObject) -> None:

@@ -66,16 +66,16 @@ def varied(draw: st.DrawFn) -> VariedSeconds:
     return VariedSeconds(first, size, numbers, steps)
 
 
-@given(varied(), st.sampled_from(["usual", "passes", "budget", "some"]))
+@given(varied(), st.sampled_from(["usual", "passes", "budget", "some", "some within a budget"]))
 @settings(deadline=None, max_examples=examples(25, 300))
 def test_costs_as_one_are_those_of_each(costs: VariedSeconds, how: str) -> None:
     each = [*costs]
     if how == "passes":
         costs, each = costs.passes_only(), [one.passes_only() for one in each]
-    elif how == "some":
+    elif how.startswith("some"):
         costs, each = costs.at(np.arange(len(costs))[::-2]), each[::-2]
     cost = joined(costs)
-    if how == "budget":
+    if how.endswith("budget"):
         cost, each = cost.within_budgets({"draft": 20}), [one.within_budgets({"draft": 20}) for one in each]
     for shape in SHAPES:
         single = not np.ndim(shape.width) and not np.ndim(shape.sequences)
@@ -105,6 +105,31 @@ def test_costs_after_some_positions_begin_there(costs: VariedSeconds, data: st.D
         times = whole.times(shape, np.arange(34))
         for more in (0, 3):
             np.testing.assert_allclose(found.times(shape, more), times[np.arange(len(costs)), after + more], rtol=1e-13)
+
+
+@given(varied(), st.data())
+@settings(deadline=None, max_examples=examples(10, 100))
+def test_times_at_a_position_of_each_cost_are_the_same_to_the_last_bit(costs: VariedSeconds, data: st.DataObject) -> None:
+    """Tests of equal times are then those of single costs."""
+    at = np.array(data.draw(st.lists(st.integers(0, 90), min_size=len(costs), max_size=len(costs))))
+    cost = costs.joined()
+    for shape in (SHAPES[0], SHAPES[1], SHAPES[2], SHAPES[6]):
+        alone = [float(one.times(shape, here)) for one, here in zip(costs, at.tolist(), strict=True)]
+        assert cost.times_at_each(shape, at).tolist() == alone
+        assert cost.times_at_each(shape, 7).tolist() == [float(one.times(shape, 7)) for one in costs]
+
+
+@pytest.mark.parametrize("first_of_all", [True, False])
+def test_blocks_of_costs_within_a_budget_price_each_context_once(first_of_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at an end of the uncertainty: all blocks take their times from the tables of all costs."""
+    costs = VariedSeconds(PassSeconds(MODELS), 40, {"prompt": np.arange(40)})
+    shape, priced = PassShape(ALL_LAYERS, "draft", heads=1), []
+    right = PassSeconds.estimated
+    monkeypatch.setattr(PassSeconds, "estimated", lambda self, *args: priced.append(args) or right(self, *args))
+    blocks = [costs[start : start + 10] for start in range(0, 40, 10)]
+    for each in [costs, *blocks] if first_of_all else blocks:
+        each.joined().within_budgets({"draft": 20}).times(shape, np.arange(9))
+    assert len(priced) == 1
 
 
 def test_long_contexts_of_batches_are_priced_alike(monkeypatch: pytest.MonkeyPatch) -> None:

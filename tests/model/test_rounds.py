@@ -34,7 +34,7 @@ from model.methods.rounds.round_laws import MixedRounds, ReplayRounds, Rounds
 from model.methods.rounds.round_moments import RoundChoice, moments, moments_of_many, moments_of_points
 from model.methods.rounds.round_starts import RoundDecoding, starts, starts_of_laws
 from model.methods.rounds.round_walks import Tally, fixed
-from model.methods.rounds.timed_starts import RoundStarts
+from model.methods.rounds.timed_starts import KnownStarts, RoundStarts
 from model.methods.speculative import static_batches
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
@@ -477,6 +477,16 @@ def test_unit_time_of_equal_devices_is_time_next_to_costs_of_others() -> None:
     joint = many_costs.joined(costs)
     for prices in prices_by_start(joint, 3, tokens=40), static_batches._prices_of_cells(joint, 3, (40, 30), separate=False):
         assert round_moments.units_alike(prices).tolist() == [True, False, False]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20), st.sampled_from([[0.5], [0.25], [0.5, 0.25]])), max_size=9))
+def test_known_starts_are_those_of_each_number_of_positions(asked: list[tuple[int, int, list[float]]]) -> None:
+    """In any order of lengths, laws and numbers of positions, to the last bit."""
+    known = KnownStarts()
+    for longest, tokens, rates in asked:
+        survival = np.array(rates)[:, None] ** np.arange(1, longest + 1)
+        expected = round_counts.start_masses(round_counts.chain_ends(longest, tokens, survival))
+        np.testing.assert_array_equal(known.masses(longest, tokens, survival), expected)
 
 
 @pytest.mark.parametrize("by_accepted", [False, True])

@@ -193,6 +193,26 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
         "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "context_budget": 6}], "outcomes": ACCEPTANCE,
         "cost": DRAFTED_ON_H100,
     },
+    "a draft and a medium model that read less": {
+        "method": [
+            {"name": "hierarchical", "layers": 32, "draft_length": 2, "context_budget": 14, "medium_context_budget": 30},
+        ],
+        "outcomes": {"accept": ACCEPTANCE, "medium_accept": ACCEPTANCE}, "cost": DRAFTED_ON_H100 | {"medium_shape": "llama-3.2-3b"},
+        "sweep": {"method.context_budget": [14, 36]},
+    },
+    "drafts that read less, of batches": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "context_budget": 20, "sequences": 3}],
+        "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100, "sweep": {"method.batching": ["continuous", "lockstep"]},
+    },
+    "a model that reads less when it drafts": {
+        "method": [
+            {
+                "name": "self_speculative", "layers": 32, "exit_layer": 32, "draft_length": 2, "reuse": False,
+                "context_budget": 12,
+            },
+        ],
+        "outcomes": ACCEPTANCE, "cost": H100,
+    },
     "tree": {
         "method": [{"name": "tree", "layers": 32, "shape": "full", "draft_depth": 2, "width": 2}],
         "outcomes": {"kind": "by-depth", "rank_rates": [0.6, 0.2]}, "cost": DRAFTED_ON_H100,
@@ -675,6 +695,47 @@ def test_tokens_on_hardware_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -
         sizes = {"scenario.tokens": [*range(1, 17)]} if name == "skipdecode" else {}
         found = frame_of(tables | {"sweep": tables.get("sweep", {}) | swept | sizes})
         assert (found.height, len(made)) == (groups * 7 * (16 if sizes else 20), groups), name
+
+
+@contextmanager
+def resolutions() -> Iterator[list[Any]]:
+    """List that gets an entry for each case that is resolved."""
+    right, made = cases.resolve_but_outcomes, list[Any]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "resolve_but_outcomes", lambda *args: made.append(args) or right(*args))
+        yield made
+
+
+@pytest.mark.parametrize("name", [name for name in ON_HARDWARE if "less" in name])
+def test_budgets_are_resolved_once_but_where_they_are_refused(name: str) -> None:
+    """A budget is refused if the context is shorter, at some pairs of prompt and tokens: each of these is resolved alone."""
+    tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, **ON_HARDWARE[name]}
+    path, values = next(iter(tables.get("sweep", {"": [None]}).items()))
+    methods = [{**tables["method"][0], path.removeprefix("method."): value} for value in values]
+    largest = [max(method["context_budget"], method.get("medium_context_budget", 0)) for method in methods]
+    sweep = tables.get("sweep", {}) | {"scenario.tokens": [*range(32, 0, -1)], "cost.prompt": [*range(7, -1, -1)]}
+    with resolutions() as made:
+        found = frame_of(tables | {"sweep": sweep})
+    refused = sum(prompt + tokens < budget for tokens in range(1, 33) for prompt in range(8) for budget in largest)
+    assert found["error"].is_not_null().sum() == refused > 0
+    assert len(made) == len(largest) + refused
+
+
+@pytest.mark.parametrize("tokens", [[4], [2, 3, 4, 5, 6, 7]])
+def test_budgets_without_effect_are_refused_as_they_are_alone(tokens: list[int]) -> None:
+    """Steps of this engine take the same time with any context, so that a budget is valid only if it is the whole context."""
+    tables = {"scenario": {"name": "x", "tokens": 4, "views": ["formula"]}, "outcomes": ACCEPTANCE}
+    tables["method"] = [{"name": "self_speculative", "draft_length": 2, "exit_layer": 94, "reuse": False, "context_budget": 20}]
+    tables["cost"] = {"kind": "engine", "law": "sglang-qwen3-235b-a22b"}
+    tables |= {"sweep": {"scenario.tokens": tokens, "cost.prompt": [20 - tokens[0], 17, 18, 15, 14, 13, 12, 100]}}
+    with resolutions() as made:
+        together = frame_of(tables)
+    with one_by_one():
+        assert_same(together, frame_of(tables))
+    refused = together["error"].is_not_null()
+    assert refused.sum() == together.height - len(tokens)
+    assert together.filter(refused)["error"].str.contains("must make a pass of the target shorter|must be at most").all()
+    assert len(made) == 1 + refused.sum()
 
 
 def test_prompts_and_steps_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:

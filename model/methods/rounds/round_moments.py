@@ -16,7 +16,7 @@ from model.methods.rounds.prices_of_rounds import ReadingTimes, RoundCells, Roun
 from model.methods.rounds.round_laws import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
 from model.methods.rounds.round_starts import RoundDecoding, RoundSteps, StartTimes, survival_of
 from model.methods.rounds.round_walks import Tally, fixed
-from model.methods.rounds.timed_starts import RoundStarts
+from model.methods.rounds.timed_starts import KnownStarts, RoundStarts
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import Chain, Floats, Iid, RecordedProbabilities, Replay
 from model.outcomes.round_counts import PricesOfRounds
@@ -108,13 +108,13 @@ def moments_of_points(
 def moments_of_pairs(
     longest: int, tokens: ArrayLike, cut: bool, laws: Sequence[AcceptanceLaw], prices: RoundPrices, reading: ReadingTimes | None,
     law: NDArray[np.intp], price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
-    length: NDArray[np.intp] | None = None,
+    length: NDArray[np.intp] | None = None, known_starts: KnownStarts | None = None,
 ) -> Moments:  # fmt: skip
     """Moments of pairs of laws and prices, the latter those of several costs; arrays of shape (pairs,).
 
     Of pairs of which only `means` are asked, the variance may be nan. `tokens` may be several numbers, which rise, with the index
     of each pair's in `length`. Then prices do not depend on the position, or they are by cell of these lengths (`RoundCells`) and
-    rounds are independent, at least those of each level of a mixture.
+    rounds are independent, at least those of each level of a mixture. `known_starts` are those of other lengths.
     """
     lengths = np.atleast_1d(np.asarray(tokens, dtype=np.int64))
     length = np.zeros_like(law) if length is None else length
@@ -126,7 +126,7 @@ def moments_of_pairs(
         assert isinstance(of, MixedRounds)
         level, each = np.repeat(np.arange(len(of.levels)), mine.size), np.tile(mine, len(of.levels))
         pairs = of.levels, prices, reading, level, price[each], means[each], length[each]
-        parts = np.array(moments_of_pairs(longest, lengths, cut, *pairs)).reshape(len(found), -1, mine.size)
+        parts = np.array(moments_of_pairs(longest, lengths, cut, *pairs, known_starts)).reshape(len(found), -1, mine.size)
         found[:, mine] = mixed([Moments(*values) for values in parts.swapaxes(0, 1)], of.weights)
     other, index = np.flatnonzero(~(alike | mixture)[law]), np.flatnonzero(alike[law])
     if other.size:
@@ -142,7 +142,7 @@ def moments_of_pairs(
         if prices.uniform and reading is None:
             found[:, index] = _of_counts(survival, prices, longest, cut, *own)
         else:
-            found[:, index] = _of_times(survival, prices, reading, longest, cut, *own, means[index])
+            found[:, index] = _of_times(survival, prices, reading, longest, cut, *own, means[index], known_starts)
     return Moments(*found)
 
 
@@ -161,6 +161,8 @@ def predict_rounds(
     rounds before a round by which its time differs.
     """
 
+    known_starts = KnownStarts()
+
     def predict(of: DecodingPoints[Any]) -> Prediction:
         longest, cut, (lengths, length) = of.parameters.draft_length, of.parameters.cut, of.of_lengths()
         if of.lengths is not None and not of.cost.uniform:
@@ -168,7 +170,7 @@ def predict_rounds(
             if apart.any():
                 return of.one_length_each(predict, apart)
         prices, reading = prices_of(of.parameters, lengths, of.cost)
-        found = moments_of_pairs(longest, lengths, cut, of.laws, prices, reading, of.law, of.price, of.means, length)
+        found = moments_of_pairs(longest, lengths, cut, of.laws, prices, reading, of.law, of.price, of.means, length, known_starts)
         drafting = np.where(found.drafted > 0, found.drafted * ratio_of(of), 0.0)  # the ratio may be unknown where none is drafted
         found = found._replace(operations=found.rounds + found.drafted + drafting)
         alike = units_alike(prices)
@@ -227,10 +229,10 @@ def _of_counts(
 def _of_times(
     survival: Floats, prices: RoundPrices, reading: ReadingTimes | None, longest: int, cut: bool,
     law: NDArray[np.intp], price: NDArray[np.intp], lengths: NDArray[np.int64], length: NDArray[np.intp],
-    means: NDArray[np.bool_],
+    means: NDArray[np.bool_], known_starts: KnownStarts | None,
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs of laws and prices that depend on the position, or on the tokens that were accepted before."""
-    starts = RoundStarts.of(longest, lengths, survival, cut=cut, by_accepted=reading is not None)
+    starts = RoundStarts.of(longest, lengths, survival, cut=cut, by_accepted=reading is not None, known=known_starts)
     own = prices.by_start(starts.cells.drafted)
     time = starts.times(own.time, None if reading is None else reading.time)
     mean = busy = starts.mean(time, law, price, length)

@@ -30,6 +30,32 @@ _POINTS = 2000
 Index = NDArray[np.intp]
 
 
+class KnownStarts:
+    """Probabilities that rounds start at each position, kept for the laws that were asked for last.
+
+    Those at the first positions do not depend on the number of positions, so that decodings of several lengths share them.
+    """
+
+    def __init__(self) -> None:
+        self._laws: tuple[int, tuple[int, ...], bytes] | None = None
+        self._mass: Floats = np.zeros((0, 0))
+
+    def masses(self, longest: int, tokens: int, survival: Floats) -> Floats:
+        """Probability of a start at each position, shape (tokens, laws); drafts have `longest` tokens.
+
+        >>> known = KnownStarts()
+        >>> [known.masses(1, tokens, np.array([[0.5]]))[:, 0].tolist() for tokens in (2, 3)]
+        [[1.0, 0.5], [1.0, 0.5, 0.75]]
+        """
+        laws = longest, survival.shape, survival.tobytes()
+        if laws != self._laws:
+            self._laws, self._mass = laws, np.zeros((0, 0))
+        if len(self._mass) < tokens:
+            size = max(tokens, 2 * len(self._mass))  # rising lengths are asked for one after another
+            self._mass = round_counts.start_masses(round_counts.chain_ends(longest, size, survival))
+        return self._mass[:tokens]
+
+
 class RoundStarts(NamedTuple):
     """Where rounds start under several laws, and by what the round before accepted.
 
@@ -55,12 +81,13 @@ class RoundStarts(NamedTuple):
 
     @classmethod
     def of(
-        cls, longest: int, tokens: ArrayLike, survival: Floats, *, cut: bool = True, by_accepted: bool = False
-    ) -> RoundStarts:
+        cls, longest: int, tokens: ArrayLike, survival: Floats, *, cut: bool = True, by_accepted: bool = False,
+        known: KnownStarts | None = None,
+    ) -> RoundStarts:  # fmt: skip
         """Starts under laws by their `survival`, shape (laws, K); see `round_starts.survival_of`.
 
         `tokens` is the length of all decodings, or several lengths as of `RoundCells`. The kinds are not all tokens accepted and
-        all of at least one, or `by_accepted` each number of accepted tokens.
+        all of at least one, or `by_accepted` each number of accepted tokens. `known` has the starts of other lengths.
 
         >>> found = RoundStarts.of(1, 3, np.array([[0.5]]))
         >>> found.mass[:, 0].tolist(), found.by_kind[:, :, 0].tolist()
@@ -68,8 +95,8 @@ class RoundStarts(NamedTuple):
         """
         cells = RoundCells.of(longest, tokens, cut)
         most = int(cells.lengths[-1])
-        ends = round_counts.chain_ends(longest, most + longest, survival)  # of the first rounds: not cut
-        chance, mass = ends[0].chance, round_counts.start_masses(ends[longest:])
+        chance = round_counts.chain_ends(longest, longest + 1, survival)[0].chance  # of a round that is not cut
+        mass = (known or KnownStarts()).masses(longest, most, survival)
         bounds = [*range(longest + 2)] if by_accepted else [0, *([longest] if longest else []), longest + 1]
         kinds = tuple(slice(*each) for each in itertools.pairwise(bounds))
         by_kind = np.zeros((len(kinds), *mass.shape))
