@@ -174,7 +174,7 @@ class DraftTree:
         >>> DraftTree((-1, -1, 0)).cut(1).parents
         (-1, -1)
         """
-        return self if depth >= self.depth else DraftTree(self.parents[: self.nodes_to[depth]])
+        return self if depth >= self.depth else _with_parents(self.parents[: self.nodes_to[depth]])
 
     def limited(self, most: Mapping[int, int]) -> DraftTree:
         """Tree in which these nodes, `ROOT` for the root, have at most this number of children.
@@ -235,6 +235,11 @@ class DraftTree:
         return float(self.chances(rates).sum())
 
 
+@functools.lru_cache(maxsize=4096)  # trees of a sweep have the same first levels, and each is cut in every round near the end
+def _with_parents(parents: tuple[int, ...]) -> DraftTree:
+    return DraftTree(parents)
+
+
 def by_depth(rates: Any, depth: int) -> Any:
     """Rank rates by depth; a single row of rates holds at every depth. Anything else is returned unchanged.
 
@@ -262,6 +267,8 @@ def require_rates(name: str, rates: Any, depth: int = 1, widths: Sequence[int] =
             f"{name} must have the rates of all ranks for each of {depth} depths, got {len(rates)}; give more, or draft less deep"
         )
     for index, row in enumerate(rates):
+        if index and row is rates[index - 1]:  # one row for several depths
+            continue
         if not isinstance(row, tuple | list) or not 1 <= len(row) <= MAX_WIDTH:
             raise checks.ParameterError(
                 f"{name}[{index}] must be a list of the rates of 1 to {MAX_WIDTH} ranks, got {checks.shown(row)}"

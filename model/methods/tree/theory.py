@@ -151,15 +151,15 @@ _DECODINGS = 10_000
 
 def _work_sums(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates]) -> Floats:
     """Sums of the counts of `_work_of_round`, with the depths of the nodes; shape (10, laws, lengths)."""
-    weights = np.array([each.weights for each in laws])
     if not laws[0].by_sequence:
-        return _work_of_classes(parameters, lengths, laws, weights)
+        return _work_of_classes(parameters, lengths, laws, None)
+    weights = np.array([each.weights for each in laws])
     of_each = [_work_of_classes(parameters, lengths, laws, np.broadcast_to(one, weights.shape)) for one in np.eye(weights.shape[1])]
     return np.asarray(np.einsum("lc,cvln->vln", weights, np.stack(of_each)))
 
 
-def _work_of_classes(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates], weights: Floats) -> Floats:
-    """`_work_sums` where each round has a class with probabilities `weights`, of shape (laws, classes)."""
+def _work_of_classes(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates], weights: Floats | None) -> Floats:
+    """`_work_sums` where each round has a class with probabilities `weights`, of shape (laws, classes), or those of the laws."""
     law = np.repeat(np.arange(len(laws)), lengths.size)
     decodings = TreeDecodings.of(parameters, np.tile(lengths, len(laws)), laws, law, weights)
     whole = _work_of_round(parameters, parameters.levels, np.arange(lengths[-1]))
@@ -167,6 +167,7 @@ def _work_of_classes(parameters: Parameters, lengths: Integers, laws: Sequence[R
     for place, levels in enumerate(decodings.cut):
         last[:, place] = _work_of_round(parameters, levels, lengths - 1 - levels)
     found = decodings.means(whole, last)
+    weights = np.array([each.weights for each in laws]) if weights is None else weights
     # Positions of the nodes: their depths after the text's last token.
     depths = np.stack([_sum_of_depths(parameters, weights, levels) for levels in decodings.levels])
     found[2] += np.einsum("kln,kl->ln", decodings.rounds().reshape(len(depths), len(laws), -1), depths)
