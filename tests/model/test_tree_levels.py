@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.methods.tree import tree_rounds
+from model.methods.tree import draft_trees, tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.tree_rounds import RoundTimes
 from model.outcomes import round_counts
@@ -79,6 +79,22 @@ def test_values_that_follow_one_another_obey_their_recursion(weights: list[float
     for at in range(size):
         before = found[max(at - len(chance), 0) : at][::-1]
         np.testing.assert_allclose(found[at], values[at] + chance[: len(before)] @ before, rtol=1e-10)
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 0.3), min_size=1, max_size=3), min_size=1, max_size=4), st.integers(1, 140),
+    st.sampled_from((None, 1, 2)),
+)  # fmt: skip
+@settings(max_examples=examples(30), deadline=None)
+def test_an_optimal_tree_is_the_same_among_those_of_more_nodes(rates: list[list[float]], nodes: int, width: int | None) -> None:
+    alone = draft_trees.OptimalTrees(rates, nodes, len(rates), width).tree(nodes)
+    assert draft_trees.optimal(rates, nodes, len(rates), width) == alone
+
+
+@pytest.mark.parametrize("nodes", [-5, 0, draft_trees.MAX_NODES + 1])
+def test_a_number_of_nodes_out_of_range_is_named(nodes: int) -> None:
+    with pytest.raises(ValueError, match=f"nodes must be .* got {nodes}"):
+        draft_trees.optimal([[0.5]], nodes, 1)
 
 
 def test_one_row_of_rates_for_all_depths_is_still_checked() -> None:

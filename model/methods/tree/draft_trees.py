@@ -401,12 +401,22 @@ def optimal(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int
     (-1, -1, 0, 1)
     """
     require_rates("rates", rates, depth)
+    checks.whole("nodes", nodes, 1, MAX_NODES)
     return _optimal(tuple(tuple(map(float, row)) for row in rates[:depth]), nodes, depth, width)
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share trees
 def _optimal(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int, width: int | None) -> DraftTree:
-    return OptimalTrees(rates, nodes, depth, width).tree(nodes)
+    return _optimal_trees(rates, -(-nodes // _NODES) * _NODES, depth, width).tree(nodes)
+
+
+@functools.lru_cache(maxsize=64)  # each has the trees of fewer nodes too
+def _optimal_trees(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int, width: int | None) -> OptimalTrees:
+    return OptimalTrees(rates, nodes, depth, width)
+
+
+_NODES = 64
+"""Optimal trees of up to this number of nodes, or a multiple of it, are computed together; divides `MAX_NODES`."""
 
 
 def require_falling(name: str, rates: Sequence[Sequence[float]]) -> None:

@@ -492,6 +492,11 @@ def _masses(parameters: Parameters, ends: Sequence[tuple[RoundEnds, Integers]]) 
     ahead = np.zeros((len(total), 1 + most_unread(parameters), laws))
     total[0] = ahead[0, 0] = 1.0
     for here, each, unread in _alike(ends):
+        if here.stop == here.start + 1:
+            likely = each.chance * total[here]
+            np.add.at(total, here.stop + each.accepted, likely)
+            ahead[here.stop + each.accepted, unread] += likely
+            continue
         chance = np.zeros((int(each.accepted[-1]) + 1, laws))
         np.add.at(chance, each.accepted, each.chance)
         if laws <= _FEW_LAWS:
@@ -569,6 +574,10 @@ def _squares_of_law(
     more, most = mass[..., law] * time, max(int(each.accepted[-1]) for each, _ in ends)
     until = np.zeros((len(ends) + 1 + most, *time.shape[1:]))
     for own, each, unread in _alike(ends):
+        if own.stop == own.start + 1:
+            spent = (until[own.start] + more[own.start]).sum(axis=0)
+            until[own.stop + each.accepted, unread] += each.chance[:, law[:1]] * spent
+            continue
         chance = np.zeros(most + 1)
         np.add.at(chance, each.accepted, each.chance[:, law[0]])
         spent = round_counts.followed(until[own].sum(axis=1) + more[own].sum(axis=1), chance)
@@ -620,6 +629,10 @@ def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates
     """
     if weights is None and len(laws) <= _FEW_LAWS and tokens <= _FEW_TOKENS:
         return _kept_starts(parameters, tokens, tuple(laws))
+    return _starts(parameters, tokens, laws, weights)
+
+
+def _starts(parameters: Parameters, tokens: int, laws: Sequence[RankRates], weights: Floats | None) -> Floats:
     levels = levels_of(parameters, tokens)
     known = ends_of_levels(parameters, laws, np.unique(levels).tolist(), weights)
     return _masses(parameters, [known[count] for count in levels.tolist()])
@@ -627,7 +640,7 @@ def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates
 
 @lru_cache(maxsize=256)
 def _kept_starts(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...]) -> Floats:
-    found = starts_of_laws(parameters, tokens, laws, np.array([law.weights for law in laws]))
+    found = _starts(parameters, tokens, laws, None)
     found.flags.writeable = False
     return found
 
