@@ -178,21 +178,17 @@ class RoundTimes:
                 found[..., own.start - begin : own.stop - begin] = draft(heads + more, at[own] - more, heads, tree)
             return found
 
-        alone = first_pass(0, 0)
-        own = alone.copy()
+        time[0] = alone = first_pass(0, 0)
         for level, width in enumerate(passes_of(parameters, int(levels[0])).widths, 1):
             deeper = int(np.count_nonzero(levels > level))
-            own[..., :deeper] += draft(width, at[:deeper] + level, width, several)
-        after_drafts = verify + self.link
-        for more in range(len(time)):
-            drafts = own
-            if more:
-                begin = int(np.searchsorted(at, more))  # the round before began at position 0 or later
-                drafts = own.copy()
-                drafts[..., begin:] += first_pass(more, begin) - alone[..., begin:]
-            np.add(drafts, after_drafts, out=time[more])
-            if not self.alike:
-                busy[more] = drafts * self.share[..., None] + verify
+            time[0, ..., :deeper] += draft(width, at[:deeper] + level, width, several)
+        for more in range(1, len(time)):
+            begin = int(np.searchsorted(at, more))  # the round before began at position 0 or later
+            time[more] = time[0]
+            time[more, ..., begin:] += first_pass(more, begin) - alone[..., begin:]
+        if not self.alike:
+            np.add(time * self.share[..., None], verify, out=busy)
+        time += verify + self.link
 
 
 def _stretches(levels: Integers) -> list[tuple[int, slice]]:
