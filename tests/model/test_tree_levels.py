@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.methods.tree import draft_trees, tree_rounds
+from model.methods.tree import draft_trees, theory, tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.tree_rounds import RoundTimes
 from model.outcomes import round_counts
@@ -61,6 +61,15 @@ def test_rounds_of_several_levels_are_priced_as_each_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHOICES)
+def test_work_of_rounds_of_several_levels_is_that_of_each_alone(name: str) -> None:
+    choice, tokens = Parameters(LAYERS, **CHOICES[name]), 12
+    levels = tree_rounds.levels_of(choice, tokens)
+    together = theory._work_of_rounds(choice, levels, np.arange(tokens))
+    each = [theory._work_of_rounds(choice, levels[at : at + 1], np.array([at])) for at in range(tokens)]
+    np.testing.assert_array_equal(together, np.concatenate(each, axis=-1))
+
+
+@pytest.mark.parametrize("name", CHOICES)
 def test_rounds_of_many_laws_start_where_those_of_each_law_do(name: str) -> None:
     choice = Parameters(LAYERS, **CHOICES[name])
     assert len(LAWS) > tree_rounds._FEW_LAWS
@@ -95,6 +104,11 @@ def test_an_optimal_tree_is_the_same_among_those_of_more_nodes(rates: list[list[
 def test_a_number_of_nodes_out_of_range_is_named(nodes: int) -> None:
     with pytest.raises(ValueError, match=f"nodes must be .* got {nodes}"):
         draft_trees.optimal([[0.5]], nodes, 1)
+
+
+def test_rates_of_every_depth_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"rank_rates\[1\] must sum to at most 1"):
+        Parameters(LAYERS, "sequoia", draft_depth=2, nodes=4, rank_rates=((0.6, 0.3), (0.8, 0.3)))
 
 
 def test_one_row_of_rates_for_all_depths_is_still_checked() -> None:
