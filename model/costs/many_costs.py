@@ -316,6 +316,7 @@ class OneAfterAnother(StepCosts):
         self._begins = np.cumsum([0, *(np.size(each.link) for each in parts)])
         """Index of the first cost of each part, and the number of costs."""
         self._kept: dict[PassShape, Floats] = {}
+        self._operations: dict[str, Any] = {}
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` positions, by cost."""
@@ -367,7 +368,10 @@ class OneAfterAnother(StepCosts):
 
     def operations(self, role: str) -> Any:
         """Operations per token in a pass of this model relative to the target, by cost [-]."""
-        return np.concatenate([each.operations(role) for each in self.parts])
+        if role not in self._operations:
+            self._operations[role] = np.concatenate([each.operations(role) for each in self.parts])
+            self._operations[role].flags.writeable = False
+        return self._operations[role]
 
     def operations_at(self, role: str, cost: NDArray[np.intp], at: NDArray[np.int64]) -> Floats:
         """See `StepCosts`."""

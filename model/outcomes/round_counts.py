@@ -267,13 +267,13 @@ def followed(values: Floats, chance: Floats) -> Floats:
     >>> followed(np.array([[1.0], [0.0], [0.0]]), np.array([0.5, 0.25])).tolist()
     [[1.0], [0.5], [0.5]]
     """
+    if len(values) == 1:
+        return values.copy()
     most, size = len(chance), min(_POSITIONS, len(values))
-    alone = np.zeros(size + most)  # of a value of 1 at the first position
-    alone[most] = 1.0
-    for place in range(most + 1, size + most):
-        alone[place] = chance @ alone[place - most : place][::-1]
+    alone = np.zeros(2 * size)  # of a value of 1 at the first position, after as many zeros
+    alone[size : 2 * size] = _followed_alone(chance, size)
     apart = np.arange(size)[:, None] - np.arange(size)
-    solved = np.where(apart >= 0, alone[most:][apart], 0.0)
+    solved = alone[size + apart]
     found = np.concatenate([np.zeros((most, values.shape[1])), values])
     for at in range(most, len(found), size):
         part = found[at : at + size]
@@ -281,6 +281,22 @@ def followed(values: Floats, chance: Floats) -> Floats:
             part[:steps] += likely * found[at - steps : at][: len(part)]
         part[:] = solved[: len(part), : len(part)] @ part
     return found[most:]
+
+
+def _followed_alone(chance: Floats, size: int) -> Floats:
+    """`followed` of a value of 1 at the first of `size` positions; twice as many positions are known after each step.
+
+    >>> _followed_alone(np.array([0.5, 0.25]), 4).tolist()
+    [1.0, 0.5, 0.5, 0.375]
+    """
+    known = np.ones(1)
+    while len(known) < size:
+        count = len(known)
+        next_ones = np.zeros(count)
+        of_known = np.convolve(chance, known)[count - 1 : 2 * count - 1]
+        next_ones[: len(of_known)] = of_known
+        known = np.concatenate([known, np.convolve(known, next_ones)[:count]])
+    return known[:size]
 
 
 _POSITIONS = 64

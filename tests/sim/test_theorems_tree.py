@@ -235,7 +235,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("43a", "a level early", with_fault(stops_at_leaf, Endings, "of_ranks")),
     ("43a", "only the first child", with_fault(only_first_child, algorithm, "_child_with")),
     ("43b", "one pass less", with_fault(one_pass_less, tree_rounds, "prices")),
-    ("43c", "equal shares", with_fault(equal_shares, Endings, "chances")),
+    ("43c", "equal shares", with_fault(equal_shares, Endings, "ends_among")),
     ("43c", "never cut", with_fault(never_cut, tree_rounds, "levels_of")),
     ("43d", "one deeper", with_fault(one_deeper, theory, "_sum_of_depths")),
     ("43d", "all read", lambda patch: patch.setattr(DraftTree, "passed", property(all_read))),
@@ -276,11 +276,11 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("45e", "fewer read", with_fault(last_ones, draft_trees, "likeliest")),
     ("45f", "more nodes", with_fault(more_nodes, draft_trees, "confident")),
     ("45h", "fewer read", with_fault(last_ones, draft_trees, "likeliest")),
-    ("45i", "large trees fail", with_fault(large_trees_fail, Endings, "chances")),
+    ("45i", "large trees fail", with_fault(large_trees_fail, Endings, "ends_among")),
     ("46a", "slower by nodes", with_fault(slower_by_nodes, theory, "round_time")),
     ("46b", "slower by nodes", with_fault(slower_by_nodes, theory, "round_time")),
     ("46d", "nine tenths", with_fault(nine_tenths, theory, "speedup")),
-    ("46d", "equal shares", with_fault(equal_shares, Endings, "chances")),
+    ("46d", "equal shares", with_fault(equal_shares, Endings, "ends_among")),
     ("46e", "depth only", with_fault(by_depth_only, theory, "expected_tokens")),
 ]
 

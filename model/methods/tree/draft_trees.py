@@ -174,7 +174,7 @@ class DraftTree:
         >>> DraftTree((-1, -1, 0)).cut(1).parents
         (-1, -1)
         """
-        return self if depth >= self.depth else DraftTree(self.parents[: self.nodes_to[depth]])
+        return self if depth >= self.depth else _with_parents(self.parents[: self.nodes_to[depth]])
 
     def limited(self, most: Mapping[int, int]) -> DraftTree:
         """Tree in which these nodes, `ROOT` for the root, have at most this number of children.
@@ -235,6 +235,11 @@ class DraftTree:
         return float(self.chances(rates).sum())
 
 
+@functools.lru_cache(maxsize=4096)  # trees of a sweep have the same first levels, and each is cut in every round near the end
+def _with_parents(parents: tuple[int, ...]) -> DraftTree:
+    return DraftTree(parents)
+
+
 def by_depth(rates: Any, depth: int) -> Any:
     """Rank rates by depth; a single row of rates holds at every depth. Anything else is returned unchanged.
 
@@ -262,6 +267,8 @@ def require_rates(name: str, rates: Any, depth: int = 1, widths: Sequence[int] =
             f"{name} must have the rates of all ranks for each of {depth} depths, got {len(rates)}; give more, or draft less deep"
         )
     for index, row in enumerate(rates):
+        if index and row is rates[index - 1]:  # one row for several depths
+            continue
         if not isinstance(row, tuple | list) or not 1 <= len(row) <= MAX_WIDTH:
             raise checks.ParameterError(
                 f"{name}[{index}] must be a list of the rates of 1 to {MAX_WIDTH} ranks, got {checks.shown(row)}"
@@ -394,12 +401,22 @@ def optimal(rates: Sequence[Sequence[float]], nodes: int, depth: int, width: int
     (-1, -1, 0, 1)
     """
     require_rates("rates", rates, depth)
+    checks.whole("nodes", nodes, 1, MAX_NODES)
     return _optimal(tuple(tuple(map(float, row)) for row in rates[:depth]), nodes, depth, width)
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share trees
 def _optimal(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int, width: int | None) -> DraftTree:
-    return OptimalTrees(rates, nodes, depth, width).tree(nodes)
+    return _optimal_trees(rates, -(-nodes // _NODES) * _NODES, depth, width).tree(nodes)
+
+
+@functools.lru_cache(maxsize=64)  # each has the trees of fewer nodes too
+def _optimal_trees(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int, width: int | None) -> OptimalTrees:
+    return OptimalTrees(rates, nodes, depth, width)
+
+
+_NODES = 64
+"""Optimal trees of up to this number of nodes, or a multiple of it, are computed together; divides `MAX_NODES`."""
 
 
 def require_falling(name: str, rates: Sequence[Sequence[float]]) -> None:

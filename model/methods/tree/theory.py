@@ -150,36 +150,39 @@ _DECODINGS = 10_000
 
 
 def _work_sums(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates]) -> Floats:
-    """Sums of the counts of `_work_of_round`, with the depths of the nodes; shape (10, laws, lengths)."""
-    weights = np.array([each.weights for each in laws])
+    """Sums of the counts of `_work_of_rounds`, with the depths of the nodes; shape (10, laws, lengths)."""
     if not laws[0].by_sequence:
-        return _work_of_classes(parameters, lengths, laws, weights)
+        return _work_of_classes(parameters, lengths, laws, None)
+    weights = np.array([each.weights for each in laws])
     of_each = [_work_of_classes(parameters, lengths, laws, np.broadcast_to(one, weights.shape)) for one in np.eye(weights.shape[1])]
     return np.asarray(np.einsum("lc,cvln->vln", weights, np.stack(of_each)))
 
 
-def _work_of_classes(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates], weights: Floats) -> Floats:
-    """`_work_sums` where each round has a class with probabilities `weights`, of shape (laws, classes)."""
+def _work_of_classes(parameters: Parameters, lengths: Integers, laws: Sequence[RankRates], weights: Floats | None) -> Floats:
+    """`_work_sums` where each round has a class with probabilities `weights`, of shape (laws, classes), or those of the laws."""
     law = np.repeat(np.arange(len(laws)), lengths.size)
     decodings = TreeDecodings.of(parameters, np.tile(lengths, len(laws)), laws, law, weights)
-    whole = _work_of_round(parameters, parameters.levels, np.arange(lengths[-1]))
-    last = np.empty((10, len(decodings.cut), whole.shape[1], lengths.size))
-    for place, levels in enumerate(decodings.cut):
-        last[:, place] = _work_of_round(parameters, levels, lengths - 1 - levels)
+    cut = np.array(decodings.cut, dtype=np.int64)
+    levels = np.concatenate([np.full(lengths[-1], parameters.levels), np.repeat(cut, lengths.size)])
+    at = np.concatenate([np.arange(lengths[-1]), (lengths - 1 - cut[:, None]).ravel()])
+    whole, last = np.split(_work_of_rounds(parameters, levels, at), [lengths[-1]], axis=-1)
+    last = last.reshape(*last.shape[:2], cut.size, lengths.size).swapaxes(1, 2)
     found = decodings.means(whole, last)
+    weights = np.array([each.weights for each in laws]) if weights is None else weights
     # Positions of the nodes: their depths after the text's last token.
     depths = np.stack([_sum_of_depths(parameters, weights, levels) for levels in decodings.levels])
     found[2] += np.einsum("kln,kl->ln", decodings.rounds().reshape(len(depths), len(laws), -1), depths)
     return found
 
 
-def _work_of_round(parameters: Parameters, levels: int, at: Integers) -> Floats:
+def _work_of_rounds(parameters: Parameters, levels: Integers, at: Integers) -> Floats:
     """Passes, tokens, positions attended to, positions read and heads of rounds from these positions, of target and draft.
 
-    Shape (10, 1 + most unread, positions), by the tokens that the draft has not read; without the depths of the nodes, which the
-    target attends to.
+    `levels` of the rounds fall. Shape (10, 1 + most unread, positions), by the tokens that the draft has not read; without the
+    depths of the nodes, which the target attends to.
     """
-    passes, unread = tree_rounds.passes_of(parameters, levels), np.arange(tree_rounds.most_unread(parameters) + 1)[:, None]
+    passes = [tree_rounds.passes_of(parameters, each) for each in range(int(levels[0]) + 1)]
+    unread = np.arange(tree_rounds.most_unread(parameters) + 1)[:, None]
     found = np.zeros((10, unread.size, at.size))
     most = np.inf if parameters.context_budget is None else parameters.context_budget
 
@@ -187,15 +190,16 @@ def _work_of_round(parameters: Parameters, levels: int, at: Integers) -> Floats:
         for row, each in zip(rows, counts, strict=True):
             row += each
 
-    width = passes.drafted + 1
-    add(found[:5], 1, width, at * width + width, at + width, width)
-    if levels:
-        first = levels if parameters.drafts_in_one_pass else 1
-        size, begin = first + unread, np.minimum(at - unread, most)  # cached positions that the first pass reads
-        add(found[5:], 1, size, begin * size + size * (size + 1) / 2, begin + size, first)
-    for level, width in enumerate(passes.widths, 1):
-        cached = np.minimum(at + level, most)
-        add(found[5:], 1, width, (cached + 1) * width, cached + width, width)
+    size = np.array([each.drafted + 1 for each in passes])[levels]
+    add(found[:5], 1, size, at * size + size, at + size, size)
+    drafting = int(np.count_nonzero(levels))
+    first = levels[:drafting] if parameters.drafts_in_one_pass else 1
+    size, begin = first + unread, np.minimum(at[:drafting] - unread, most)  # cached positions that the first pass reads
+    add(found[5:, :, :drafting], 1, size, begin * size + size * (size + 1) / 2, begin + size, first)
+    for level, width in enumerate(passes[-1].widths, 1):
+        deeper = int(np.count_nonzero(levels > level))
+        cached = np.minimum(at[:deeper] + level, most)
+        add(found[5:, :, :deeper], 1, width, (cached + 1) * width, cached + width, width)
     return found
 
 

@@ -49,9 +49,9 @@ class TreeDecodings(NamedTuple):
     def of(
         parameters: Parameters, lengths: Integers, laws: Sequence[RankRates], law: NDArray[np.intp], weights: Floats | None = None
     ) -> TreeDecodings:
-        """Decodings under the laws with an index of `law`; `weights` as of `tree_rounds.ends_of_laws`."""
+        """Decodings under the laws with an index of `law`; `weights` as of `tree_rounds.ends_of_levels`."""
         levels = _levels_of(parameters)
-        ends = tuple([tree_rounds.ends_of_laws(parameters, laws, each, weights) for each in levels])
+        ends = tuple(tree_rounds.ends_of_levels(parameters, laws, levels, weights).values())
         longest = int(lengths.max())
         if (lengths == longest).all():  # its last rounds are known
             mass = tree_rounds.starts_of_laws(parameters, longest, laws, weights)
@@ -176,7 +176,7 @@ def moments(points: DecodingPoints[Parameters], price: TreePrices) -> Moments:
     read = np.array([tree_rounds.read_of(parameters, each) for each in levels])
     last = np.empty((len(levels) - 1, 2, price.time.shape[-1], len(price.time), distinct.size))
     for each, (time, busy) in zip(levels[-2::-1], last, strict=True):
-        rounds.put(each, np.maximum(distinct - 1 - each, 0), time, time if rounds.alike else busy)
+        rounds.put(np.full(distinct.size, each), np.maximum(distinct - 1 - each, 0), time, time if rounds.alike else busy)
     whole = [tree_rounds.by_position(each, price.row) for each in (price.time, price.busy)]
     means = np.zeros(length.size, dtype=np.bool_) if points.means is None else points.means
     ratio = points.operations("draft")

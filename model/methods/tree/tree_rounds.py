@@ -121,13 +121,12 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> TreePrices:
     time = np.zeros(shape)
     busy = time if rounds.alike else np.zeros(shape)
     operations, drafted = np.ones((*ratio.shape, start.size)), np.zeros(start.size)
-    for count in counts.tolist():
-        places = np.flatnonzero(levels[start] == count)
-        here = slice(int(places[0]), int(places[-1]) + 1)
-        rounds.put(count, start[here], time[..., here], busy[..., here])
+    for count, here in _stretches(levels[start]):
         if count:
             drafted[here] = passes_of(parameters, count).drafted
             operations[..., here] += drafted[here] + read_of(parameters, count) * ratio[..., None]
+    falling = slice(None, None, -1 if cost.uniform else 1)
+    rounds.put(levels[start][falling], start[falling], time[..., falling], busy[..., falling])
     by_unread = [np.moveaxis(each, 0, -1) for each in (time, busy)]
     return TreePrices(by_unread[0], by_unread[0] if busy is time else by_unread[1], operations, drafted, row, levels)
 
@@ -142,37 +141,64 @@ class RoundTimes:
         self.alike = bool(np.all(self.share == 1) and not np.any(self.link))
         """True if unit-time equals time."""
 
-    def put(self, levels: int, at: Integers, time: Floats, busy: Floats) -> None:
-        """Set time and unit-time of rounds that draft `levels` levels from these positions, which rise; the same array if `alike`.
+    def put(self, levels: Integers, at: Integers, time: Floats, busy: Floats) -> None:
+        """Set time and unit-time of rounds that draft these numbers of levels, which fall, from these positions, which rise.
 
-        Shape (1 + most unread, ..., positions), by the tokens that the first draft pass reads besides the text's last one.
+        Shape (1 + most unread, ..., positions), by the tokens that the first draft pass reads besides the text's last one; the same
+        array if `alike`. The draft's passes after the first are over the same numbers of tokens as those of rounds that
+        draft further, so that each pass is priced once for all of them.
         """
-        parameters, cost, passes = self.parameters, self.cost, passes_of(self.parameters, levels)
-        several, parallel, size = parameters.several_hypotheses, parameters.drafts_in_one_pass, passes.drafted + 1
-        verify = cost.times(PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several), at)
-        if not levels:
-            time[...] = busy[...] = verify
+        parameters, cost, several = self.parameters, self.cost, self.parameters.several_hypotheses
+        verify, stretches = np.empty(time.shape[1:]), _stretches(levels)
+        for count, here in stretches:
+            size = passes_of(parameters, count).drafted + 1
+            shape = PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several)
+            verify[..., here] = cost.times(shape, at[here])
+        drafting = int(np.count_nonzero(levels))
+        time[..., drafting:] = busy[..., drafting:] = verify[..., drafting:]
+        if not drafting:
             return
+        cost.require("draft")
+        time, busy, verify, at = time[..., :drafting], busy[..., :drafting], verify[..., :drafting], at[:drafting]
+        parallel = parameters.drafts_in_one_pass
+        first = [(here, count) for count, here in stretches if count] if parallel else [(slice(0, drafting), 1)]
 
         def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
-            cost.require("draft")
             return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
 
-        heads, tree = (levels, False) if parallel else (1, several)
-        alone = draft(heads, at, heads, tree)
-        own = alone
-        for level, width in enumerate(passes.widths, 1):
-            own = own + draft(width, at + level, width, several)
-        after_drafts = verify + self.link
-        for more in range(len(time)):
-            drafts = own
-            if more:
-                after = int(np.searchsorted(at, more))  # the round before began at position 0 or later
-                drafts = own.copy()
-                drafts[..., after:] += draft(heads + more, at[after:] - more, heads, tree) - alone[..., after:]
-            np.add(drafts, after_drafts, out=time[more])
-            if not self.alike:
-                busy[more] = drafts * self.share[..., None] + verify
+        def first_pass(more: int, begin: int) -> Floats:
+            """Time of the first pass, which reads this number of tokens more, of all but the first rounds."""
+            tree = several and not parallel
+            if len(first) == 1:
+                heads = first[0][1]
+                return draft(heads + more, at[begin:] - more, heads, tree)
+            found = np.empty(verify[..., begin:].shape)
+            for here, heads in first:
+                own = slice(max(here.start, begin), max(here.stop, begin))
+                found[..., own.start - begin : own.stop - begin] = draft(heads + more, at[own] - more, heads, tree)
+            return found
+
+        time[0] = alone = first_pass(0, 0)
+        for level, width in enumerate(passes_of(parameters, int(levels[0])).widths, 1):
+            deeper = int(np.count_nonzero(levels > level))
+            time[0, ..., :deeper] += draft(width, at[:deeper] + level, width, several)
+        for more in range(1, len(time)):
+            begin = int(np.searchsorted(at, more))  # the round before began at position 0 or later
+            time[more] = time[0]
+            time[more, ..., begin:] += first_pass(more, begin) - alone[..., begin:]
+        if not self.alike:
+            np.add(time * self.share[..., None], verify, out=busy)
+        time += verify + self.link
+
+
+def _stretches(levels: Integers) -> list[tuple[int, slice]]:
+    """Equal numbers that follow each other, and where they are.
+
+    >>> _stretches(np.array([2, 2, 1, 0]))
+    [(2, slice(0, 2, None)), (1, slice(2, 3, None)), (0, slice(3, 4, None))]
+    """
+    bounds = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), levels.size]
+    return [(int(levels[start]), slice(start, stop)) for start, stop in itertools.pairwise(bounds)]
 
 
 def most_unread(parameters: Parameters) -> int:
@@ -220,13 +246,16 @@ class Endings:
             state = self.following[state]
         return state % size
 
-    def chances(self, tables: Sequence[Sequence[Floats]]) -> Floats:
-        """Probability that a round ends at each node, with tables of rank rates of one class; shape (tables, nodes + 1)."""
+    def reached(self, tables: Sequence[Sequence[Floats]]) -> Floats:
+        """Probability that each node is accepted, with tables of rank rates of one class; shape (tables, nodes + 1)."""
         widths = self.tree.widest_by_depth
         for table in tables:
             if len(table) < len(widths) or any(row.size < width for row, width in zip(table, widths, strict=False)):
                 require_rates("rates", [row.tolist() for row in table], len(widths), widths)
-        reached = self.tree.reached([np.stack([table[depth][:width] for table in tables]) for depth, width in enumerate(widths)])
+        return self.tree.reached([np.stack([table[depth][:width] for table in tables]) for depth, width in enumerate(widths)])
+
+    def ends_among(self, reached: Floats) -> Floats:
+        """Probability that a round ends at each node, from `reached` and in its shape."""
         ends, parents = reached.copy(), np.array(self.tree.parents) - ROOT
         first = np.flatnonzero(np.diff(parents, prepend=-1))  # nodes with the same parent follow each other
         ends[:, parents[first]] -= np.add.reduceat(reached[:, 1:], first, axis=1)
@@ -349,40 +378,68 @@ def cells(parameters: Parameters, law: RankRates, levels: int) -> RoundEndings:
     >>> found.accepted.tolist(), found.unread.tolist(), found.chance.round(12).tolist()
     ([0, 1, 2], [0, 0, 1], [0.2, 0.32, 0.48])
     """
-    ends, unread = ends_of_laws(parameters, [law], levels)
+    ends, unread = ends_of_levels(parameters, [law], [levels])[levels]
     return RoundEndings(ends.accepted, unread, ends.chance[:, 0])
 
 
-def ends_of_laws(
-    parameters: Parameters, laws: Sequence[RankRates], levels: int, weights: Floats | None = None
-) -> tuple[RoundEnds, Integers]:
-    """Endings of a round that drafts this number of levels under each law, and the tokens that the draft has not read there.
+def ends_of_levels(
+    parameters: Parameters, laws: Sequence[RankRates], levels: Sequence[int], weights: Floats | None = None
+) -> dict[int, tuple[RoundEnds, Integers]]:
+    """Endings of rounds that draft these numbers of levels, which rise, under each law, and the tokens that the draft has not read.
 
     Laws have as many classes each. `weights` of the classes, shape (laws, classes), replace those of the laws.
     """
     if weights is None and len(laws) <= _FEW_LAWS:
-        return _kept_ends(parameters, tuple(laws), levels)
-    if not levels:
-        return RoundEnds(np.zeros(1, dtype=np.int64), np.ones((1, len(laws)))), np.zeros(1, dtype=np.int64)
-    trees, most = _trees_of(parameters), most_unread(parameters) + 1
+        return _kept_ends(parameters, tuple(laws), tuple(levels))
     weights = np.array([law.weights for law in laws]) if weights is None else weights
-    chance, possible = np.zeros((len(laws), (levels + 1) * most)), np.zeros((levels + 1) * most, dtype=np.bool_)
-    for index, weight in enumerate(weights.T):
-        own = trees.of(index, levels)
-        kind = own.accepted * most + own.unread
-        used, place = np.unique(kind, return_inverse=True)
-        chance[:, used] += weight[:, None] * (own.chances([law.rates[index] for law in laws]) @ np.eye(used.size)[place])
+    if parameters.shape != EAGLE_2:
+        return _ends_of_parts(parameters, laws, levels, weights)
+    # A tree by confidence is no part of one that grows further.
+    return {each: _ends_of_parts(parameters, laws, [each], weights)[each] for each in levels}
+
+
+def _ends_of_parts(
+    parameters: Parameters, laws: Sequence[RankRates], levels: Sequence[int], weights: Floats
+) -> dict[int, tuple[RoundEnds, Integers]]:  # fmt: skip
+    """`ends_of_levels` where the smaller trees are the first levels of the largest.
+
+    A round that drafts fewer levels ends where one with the largest tree ends, or at the last level that it drafts if that is
+    reached.
+    """
+    deepest, trees, most = levels[-1], _trees_of(parameters), most_unread(parameters) + 1
+    chance, possible = np.zeros((len(laws), (deepest + 1) * most)), np.zeros((deepest + 1) * most, dtype=np.bool_)
+    reaching = np.zeros((len(laws), deepest + 1))  # each depth
+    for index, weight in enumerate(weights.T if deepest else ()):
+        own = trees.of(index, deepest)
+        reached = own.reached([law.rates[index] for law in laws])
+        used, place = np.unique(own.accepted * most + own.unread, return_inverse=True)
+        chance[:, used] += weight[:, None] * (own.ends_among(reached) @ np.eye(used.size)[place])
         possible[used] = True
+        if len(levels) > 1:
+            reaching += weight[:, None] * np.add.reduceat(reached, [0, *(1 + first for first in own.tree.nodes_to[:-1])], axis=1)
+    found: dict[int, tuple[RoundEnds, Integers]] = {}
     kinds = np.flatnonzero(possible)
-    return RoundEnds(kinds // most, chance[:, kinds].T), kinds % most
+    for each in levels:
+        if not each:
+            found[each] = RoundEnds(np.zeros(1, dtype=np.int64), np.ones((1, len(laws)))), np.zeros(1, dtype=np.int64)
+        elif each == deepest:
+            found[each] = RoundEnds(kinds // most, chance[:, kinds].T), kinds % most
+        else:
+            before, unread = kinds[: np.searchsorted(kinds, each * most)], each if parameters.reads_states else 1
+            chances = np.append(chance[:, before], reaching[:, each : each + 1], axis=1).T
+            found[each] = RoundEnds(np.append(before // most, each), chances), np.append(before % most, unread)
+    return found
 
 
 @lru_cache(maxsize=1024)
-def _kept_ends(parameters: Parameters, laws: tuple[RankRates, ...], levels: int) -> tuple[RoundEnds, Integers]:
-    ends, unread = ends_of_laws(parameters, laws, levels, np.array([law.weights for law in laws]))
-    for values in (*ends, unread):
-        values.flags.writeable = False
-    return ends, unread
+def _kept_ends(
+    parameters: Parameters, laws: tuple[RankRates, ...], levels: tuple[int, ...]
+) -> dict[int, tuple[RoundEnds, Integers]]:  # fmt: skip
+    found = ends_of_levels(parameters, laws, levels, np.array([law.weights for law in laws]))
+    for ends, unread in found.values():
+        for values in (*ends, unread):
+            values.flags.writeable = False
+    return found
 
 
 def moments_of_pairs(
@@ -396,7 +453,7 @@ def moments_of_pairs(
     `lengths` are the tokens of each pair if they differ; then times depend on the levels only, and prices are those of the largest,
     `tokens` (else `model.methods.tree.tree_lengths`).
     """
-    known = {count: ends_of_laws(parameters, laws, count) for count in np.unique(prices_of_costs.levels).tolist()}
+    known = ends_of_levels(parameters, laws, np.unique(prices_of_costs.levels).tolist())
     if by_levels_only(prices_of_costs):
         every = np.array([tokens]) if lengths is None else lengths
         return _of_counts(parameters, tokens, known, prices_of_costs, law, price, every)
@@ -431,10 +488,22 @@ def _masses(parameters: Parameters, ends: Sequence[tuple[RoundEnds, Integers]]) 
     ahead = np.zeros((len(total), 1 + most_unread(parameters), laws))
     total[0] = ahead[0, 0] = 1.0
     for here, each, unread in _alike(ends):
+        if here.stop == here.start + 1:
+            likely = each.chance * total[here]
+            np.add.at(total, here.stop + each.accepted, likely)
+            ahead[here.stop + each.accepted, unread] += likely
+            continue
         chance = np.zeros((int(each.accepted[-1]) + 1, laws))
         np.add.at(chance, each.accepted, each.chance)
-        for start in range(here.start, here.stop):
-            total[start + 1 : start + 1 + len(chance)] += chance * total[start]
+        if laws <= _FEW_LAWS:
+            for law, own in enumerate(chance.T):
+                total[here, law] = round_counts.followed(total[here, law, None], own)[:, 0]
+            for accepted, likely in enumerate(chance):  # of rounds that lead past these positions
+                begin = max(here.stop - 1 - accepted, here.start)
+                total[begin + 1 + accepted : here.stop + 1 + accepted] += likely * total[begin : here.stop]
+        else:
+            for start in range(here.start, here.stop):
+                total[start + 1 : start + 1 + len(chance)] += chance * total[start]
         for accepted, left, likely in zip(each.accepted.tolist(), unread.tolist(), each.chance, strict=True):
             ahead[here.start + 1 + accepted : here.stop + 1 + accepted, left] += likely * total[here]
     return ahead[:tokens]
@@ -501,6 +570,10 @@ def _squares_of_law(
     more, most = mass[..., law] * time, max(int(each.accepted[-1]) for each, _ in ends)
     until = np.zeros((len(ends) + 1 + most, *time.shape[1:]))
     for own, each, unread in _alike(ends):
+        if own.stop == own.start + 1:
+            spent = (until[own.start] + more[own.start]).sum(axis=0)
+            until[own.stop + each.accepted, unread] += each.chance[:, law[:1]] * spent
+            continue
         chance = np.zeros(most + 1)
         np.add.at(chance, each.accepted, each.chance[:, law[0]])
         spent = round_counts.followed(until[own].sum(axis=1) + more[own].sum(axis=1), chance)
@@ -546,20 +619,24 @@ def _of_counts(
 
 
 def starts_of_laws(parameters: Parameters, tokens: int, laws: Sequence[RankRates], weights: Floats | None = None) -> Floats:
-    """Probability that a round starts at each position, by the tokens that the draft has not read; see `ends_of_laws`.
+    """Probability that a round starts at each position, by the tokens that the draft has not read; see `ends_of_levels`.
 
     Shape (tokens, 1 + most unread, laws).
     """
     if weights is None and len(laws) <= _FEW_LAWS and tokens <= _FEW_TOKENS:
         return _kept_starts(parameters, tokens, tuple(laws))
+    return _starts(parameters, tokens, laws, weights)
+
+
+def _starts(parameters: Parameters, tokens: int, laws: Sequence[RankRates], weights: Floats | None) -> Floats:
     levels = levels_of(parameters, tokens)
-    known = {count: ends_of_laws(parameters, laws, count, weights) for count in np.unique(levels).tolist()}
+    known = ends_of_levels(parameters, laws, np.unique(levels).tolist(), weights)
     return _masses(parameters, [known[count] for count in levels.tolist()])
 
 
 @lru_cache(maxsize=256)
 def _kept_starts(parameters: Parameters, tokens: int, laws: tuple[RankRates, ...]) -> Floats:
-    found = starts_of_laws(parameters, tokens, laws, np.array([law.weights for law in laws]))
+    found = _starts(parameters, tokens, laws, None)
     found.flags.writeable = False
     return found
 
