@@ -407,6 +407,11 @@ class MethodParameters(TableRecord):
         """Copy in which no sequence is longer than `tokens`."""
         return self
 
+    @property
+    def decides_by_costs(self) -> bool:
+        """True if `with_costs` may set a parameter, so that cases with other costs have other parameters."""
+        return False
+
     def with_costs(self, cost: StepCosts) -> Self:
         """Copy in which costs that the method decides by, and that are not set, are those of the scenario."""
         return self

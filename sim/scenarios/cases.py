@@ -336,7 +336,7 @@ class Case:
         method, table = method_tables(tables)[index], tables.get("cost", {})
         if type(self.cost) is not UnitCost or method.get("cost") is not None or not isinstance(table, Mapping):
             return None
-        if type(self.parameters).with_costs is not MethodParameters.with_costs:  # these decide by costs
+        if self.parameters.decides_by_costs:
             return None
         scaled = self.parameters.full_batch > 1 and self.cost.verify_cost is not None  # `UnitCost.of_batch`
         if scaled or not {*names} <= {*VARIED}:

@@ -15,7 +15,6 @@ from model.costs.pass_seconds import TOKEN_BYTES, PassSeconds
 from model.costs.step_costs import RATIOS
 from model.hardware import cost_models
 from model.hardware.cost_models import WithEngineOverhead
-from model.methods.method_parameters import MethodParameters
 from sim.scenarios import hardware_cost
 from sim.scenarios.cases import Case
 from sim.scenarios.hardware_cost import MAX_SECONDS, HardwareCost, MethodNeeds, PointCosts
@@ -144,8 +143,8 @@ def _alike_at(first: Case, costs: VariedSeconds, tokens: Any) -> NDArray[np.bool
 
 def _record(first: Case, tables: Tables, index: int, build: Callable[..., Any]) -> HardwareCost | None:
     """The record of its costs, if nothing but these depends on their numbers; else None."""
-    kind, table = type(first.parameters), tables.get("cost", {})
-    if first.hardware is None or kind.with_costs is not MethodParameters.with_costs:  # these decide by costs
+    table = tables.get("cost", {})
+    if first.hardware is None or first.parameters.decides_by_costs:
         return None
     if method_tables(tables)[index].get("cost") is not None or not isinstance(table, Mapping):
         return None

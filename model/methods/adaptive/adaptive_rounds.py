@@ -11,7 +11,7 @@ accepted draft, as in `RoundPrices`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,41 +245,88 @@ def confidence_counts(longest: int, tokens: int, rates: AcceptanceRates, doubts:
         np.array([getattr(doubt, name) for doubt in doubts]) for name in ("low_if_accepted", "low_if_rejected")
     )
     found = np.zeros((2, tokens, longest + 1, len(doubts)))
+    rejections = np.zeros((2, tokens, longest, len(doubts)))  # first rejected tokens, by their place in the draft
     ahead = np.zeros((longest + 2, 3, len(doubts)))  # by distance of the next start, and ending of the round before
     ahead[0, REJECTED] = 1.0
-    for start in range(tokens):
-        most, here = min(longest, tokens - 1 - start), ahead[0]
+    longest_here = np.minimum(longest, np.arange(tokens)[::-1])
+    for start, most in enumerate(longest_here.tolist()):
+        here = ahead[0]
         if not most:
-            for ending, kind in enumerate(_AFTER_FULL_DRAFT):
-                found[kind, start, 0] += here[ending]
+            found[:, start, 0] = _by_kind(here)
         else:
             places = np.arange(most)
             ends = np.where((places < most - 1)[:, None], of_accepted, 1.0)
             following = rates.after(start, places + 1)
             wrong, right = rates.at(start, most)
-            for ending, (kind, accepted) in enumerate(zip(_AFTER_FULL_DRAFT, (wrong, wrong, right), strict=True)):
-                go_on = np.cumprod(accepted * (1 - of_accepted), axis=0)
-                reached = here[ending] * np.concatenate([np.ones((1, len(doubts))), go_on[:-1]])
-                rejected, whole = reached * (1 - accepted), reached * accepted * ends
-                found[kind, start, 1 : most + 1] += whole + _until_unsure(rejected, of_rejected)
-                ahead[1 : 1 + most, REJECTED] += rejected
-                # After the target's bonus token, whose position has an outcome before the next round's first.
-                ahead[2 : 2 + most, WRONG] += whole * (1 - following)
-                ahead[2 : 2 + most, RIGHT] += whole * following
+            accepted = np.stack([wrong, wrong, right])  # by ending of the round before
+            reached = np.empty_like(accepted)
+            reached[:, 0] = here
+            reached[:, 1:] = here[:, None] * np.cumprod(accepted[:, :-1] * (1 - of_accepted), axis=1)
+            kept = reached * accepted
+            rejected, whole = reached - kept, kept * ends
+            found[:, start, 1 : most + 1] = _by_kind(whole)
+            rejections[:, start, :most] = _by_kind(rejected)
+            whole = whole.sum(axis=0)
+            ahead[1 : 1 + most, REJECTED] += rejected.sum(axis=0)
+            # After the target's bonus token, whose position has an outcome before the next round's first.
+            ahead[2 : 2 + most, WRONG] += whole * (1 - following)
+            ahead[2 : 2 + most, RIGHT] += whole * following
         ahead[:-1], ahead[-1] = ahead[1:].copy(), 0.0
+    found[:, :, 1:] += _until_unsure(rejections, of_rejected, longest_here)
     return found
 
 
-def _until_unsure(rejected: Floats, unsure: Floats) -> Floats:
+def _by_kind(of_endings: Floats) -> Floats:
+    """Sums over endings of the round before (first axis) of one kind: a rejection, or a completely accepted draft."""
+    return np.stack([of_endings[REJECTED], of_endings[WRONG] + of_endings[RIGHT]])
+
+
+def _until_unsure(rejected: Floats, unsure: Floats, longest: NDArray[np.int64]) -> Floats:
     """Probability that a draft with a rejected token ends after 1, 2, ... tokens, from that of its first rejected token there.
 
-    >>> _until_unsure(np.array([[0.5], [0.0], [0.25]]), np.array([0.5])).tolist()
-    [[0.25], [0.125], [0.375]]
+    Probabilities have the shape (..., drafts, tokens, laws); `longest` is the largest number of tokens of each draft, at which it
+    ends.
+
+    >>> _until_unsure(np.array([[[0.5], [0.0], [0.25]]]), np.array([0.5]), np.array([3])).tolist()
+    [[[0.25], [0.125], [0.375]]]
     """
-    found, going_on = np.empty_like(rejected), np.zeros(rejected.shape[1:])
-    for place, here in enumerate(rejected):
-        going_on = going_on + here
-        found[place] = going_on * unsure
-        going_on = going_on - found[place]
-    found[-1] += going_on
+    found, going_on = np.empty_like(rejected), np.zeros_like(rejected[..., 0, :])
+    for place in range(rejected.shape[-2]):
+        going_on = going_on + rejected[..., place, :]
+        found[..., place, :] = going_on * np.where((longest == place + 1)[:, None], 1.0, unsure)
+        going_on = going_on - found[..., place, :]
     return found
+
+
+# --- Rounds of a policy -----------------------------------------------------------------------------------------------
+
+
+class PolicyRounds:
+    """Expected rounds of a policy, kept for the laws and the number of tokens that were asked for last.
+
+    Parameters
+    ----------
+    first
+        Draft length of the first round, for the heuristic; None for drafts that end at a doubt.
+    longest
+        Longest draft.
+    """
+
+    def __init__(self, first: int | None, longest: int) -> None:
+        self.first, self.longest = first, longest
+        self._of: tuple[int, list[Any]] | None = None
+        self._found: tuple[AcceptanceRates, Floats] | None = None
+
+    def counted(self, tokens: int, laws: Sequence[Chain | Rounds], doubts: Sequence[TwoClass]) -> tuple[AcceptanceRates, Floats]:
+        """Acceptance rates and expected rounds under each law; `doubts` are used without a first length only."""
+        each = [*laws, *doubts]
+        known = self._of is not None and self._of[0] == tokens and len(self._of[1]) == len(each)
+        if not (known and self._of and all(one is other for one, other in zip(self._of[1], each, strict=True))):
+            rates = AcceptanceRates.of(laws, tokens, self.longest)
+            if self.first is None:
+                counts = confidence_counts(self.longest, tokens, rates, doubts)
+            else:
+                counts = heuristic_counts(self.first, self.longest, tokens, rates)
+            self._of, self._found = (tokens, each), (rates, counts)
+        assert self._found is not None
+        return self._found

@@ -45,6 +45,13 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 The prior is one accepted token of two: an initial estimate of 1/2. 0.4 is the default of transformers; 5 was its initial length
 before it stopped drafts by confidence."""
 ONLY = np.zeros(1, dtype=np.intp)
+_BELIEVED: Mapping[str, Callable[[Parameters, StepCosts], Any]] = MappingProxyType(
+    {
+        "believed_cost_ratio": lambda parameters, cost: parameters.draft_costs(cost).ratio("draft"),
+        "believed_verify_cost": lambda parameters, cost: cost.verify_curve(parameters.largest_pass),
+    }
+)
+"""Options whose values, if they are not set, are the true costs."""
 
 
 @dataclass(frozen=True)
@@ -205,16 +212,18 @@ class Parameters(BudgetedDraft, DraftModel):
         """Largest number of tokens in a pass of the target."""
         return self.longest_draft + 1
 
+    @property
+    def decides_by_costs(self) -> bool:
+        """True for the policies that estimate the best draft length from costs."""
+        return not {*OPTIONS[self.policy]}.isdisjoint(_BELIEVED)
+
     def with_costs(self, cost: StepCosts) -> Parameters:
         """Copy in which costs that the policy uses, and that are not set, are the true ones.
 
         If times depend on the position, those at mid-context.
         """
-        known: dict[str, Callable[[], Any]] = {
-            "believed_cost_ratio": lambda: self.draft_costs(cost).ratio("draft"),
-            "believed_verify_cost": lambda: cost.verify_curve(self.largest_pass),
-        }
-        missing = {name: find() for name, find in known.items() if name in OPTIONS[self.policy] and getattr(self, name) is None}
+        used = (name for name in _BELIEVED if name in OPTIONS[self.policy] and getattr(self, name) is None)
+        missing = {name: _BELIEVED[name](self, cost) for name in used}
         return replace(self, **missing) if missing else self
 
     def initial_policy(self, count: int) -> draft_length_policies.Policy:

@@ -10,7 +10,8 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work, of_passes
-from model.methods.adaptive.adaptive_rounds import AcceptanceRates, confidence_counts, heuristic_counts, heuristic_squares
+from model.methods.adaptive.adaptive_rounds import PolicyRounds, heuristic_squares
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.draft_length_policies import Heuristic, thresholds
 from model.methods.claim_bounds import selective_bound
@@ -66,9 +67,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; rounds are counted once for all costs."""
+    rounds = functools.cache(PolicyRounds)  # of each parameters, for all blocks of costs
     return predict_by_decoding(
-        _predict_together, points, lambda parameters: 2 * parameters.largest_pass if has_closed_form(parameters) else 1
-    )
+        lambda some: _predict_together(some, rounds), points,
+        lambda parameters: 2 * parameters.largest_pass if has_closed_form(parameters) else 1,
+    )  # fmt: skip
 
 
 def has_closed_form(parameters: Parameters) -> bool:
@@ -76,7 +79,7 @@ def has_closed_form(parameters: Parameters) -> bool:
     return parameters.policy in ("heuristic", "confidence")
 
 
-def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+def _predict_together(points: DecodingPoints[Parameters], rounds: Callable[[int | None, int], PolicyRounds]) -> Prediction:
     """Prediction at points of one number of tokens."""
     parameters, cost, size = points.parameters, points.cost, points.law.size
     units, plain = np.full(size, float(parameters.units)), points.plain_times()
@@ -89,7 +92,7 @@ def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
     index = np.flatnonzero(known)
     values = np.full((len(Moments._fields), size), np.nan)
     values[:, index] = _moments(
-        first, parameters.longest_draft, points.tokens, points.laws, prices, points.law[index], points.price[index],
+        rounds(first, parameters.longest_draft), points.tokens, points.laws, prices, points.law[index], points.price[index],
         None if means is None else means[index],
     )  # fmt: skip
     found = Moments(*values)
@@ -139,14 +142,14 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
 
 def _moments_of_one(first: int | None, longest: int, tokens: int, law: Law, prices: RoundPrices) -> Moments:
     one, of_costs = np.zeros(1, dtype=np.intp), RoundPrices(*(each[None, ..., : longest + 1] for each in prices))
-    return Moments(*_moments(first, longest, tokens, [law], of_costs, one, one)[:, 0].tolist())
+    return Moments(*_moments(PolicyRounds(first, longest), tokens, [law], of_costs, one, one)[:, 0].tolist())
 
 
 def _moments(
-    first: int | None, longest: int, tokens: int, laws: Sequence[Law], prices: RoundPrices, law: NDArray[np.intp],
+    rounds: PolicyRounds, tokens: int, laws: Sequence[Law], prices: RoundPrices, law: NDArray[np.intp],
     price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
 ) -> Floats:  # fmt: skip
-    """Rows of `Moments` of pairs of laws and of prices at several costs; `first` is None for drafts that end at a doubt."""
+    """Rows of `Moments` of pairs of laws and of prices at several costs."""
     found = np.empty((len(Moments._fields), law.size))
     accepted = [_accepted(each) for each in laws]
     kind = np.array([_kind_of(each) for each in accepted])[law]
@@ -154,17 +157,17 @@ def _moments(
         mine, chains = np.flatnonzero(law == number), accepted[number].chains
         part, place = np.repeat(np.arange(len(chains)), mine.size), np.tile(mine, len(chains))
         own = None if means is None else means[place]
-        each = _moments(first, longest, tokens, chains, prices, part, price[place], own)
+        each = _moments(rounds, tokens, chains, prices, part, price[place], own)
         parts = each.reshape(len(found), len(chains), mine.size).swapaxes(0, 1)
         found[:, mine] = mixed([Moments(*values) for values in parts])
     for pair in np.flatnonzero(kind == _RECORDS).tolist():
-        found[:, pair] = _of_records(first or longest, longest, tokens, accepted[law[pair]], prices.of(int(price[pair])))
+        found[:, pair] = _of_records(rounds, tokens, accepted[law[pair]], prices.of(int(price[pair])))
     counted = np.flatnonzero(kind == _COUNTED)
     if counted.size:
         used, which = np.unique(law[counted], return_inverse=True)
         asked = np.ones(counted.size, dtype=np.bool_) if means is None else ~means[counted]
         of = [laws[each] for each in used.tolist()]
-        found[:, counted] = _of_counts(first, longest, tokens, of, prices, which, price[counted], asked)
+        found[:, counted] = _of_counts(rounds, tokens, of, prices, which, price[counted], asked)
     return found
 
 
@@ -183,15 +186,12 @@ def _kind_of(law: Any) -> int:
 
 
 def _of_counts(
-    first: int | None, longest: int, tokens: int, laws: Sequence[Law], prices: RoundPrices, law: NDArray[np.intp],
+    rounds: PolicyRounds, tokens: int, laws: Sequence[Law], prices: RoundPrices, law: NDArray[np.intp],
     price: NDArray[np.intp], asked: NDArray[np.bool_],
 ) -> Floats:  # fmt: skip
     """Rows of `Moments` of pairs, from the expected rounds under each law; variances where they are `asked`."""
-    rates = AcceptanceRates.of([_accepted(each) for each in laws], tokens, longest)
-    if first is None:
-        counts = confidence_counts(longest, tokens, rates, [_doubt_of(each) for each in laws])
-    else:
-        counts = heuristic_counts(first, longest, tokens, rates)
+    first, longest = rounds.first, rounds.longest
+    rates, counts = rounds.counted(tokens, [_accepted(each) for each in laws], [_doubt_of(each) for each in laws])
     drafted = np.einsum("kpdl->dl", counts)
     events = drafted if prices.uniform else counts.reshape(-1, counts.shape[-1])
     mean = busy = linear(events, prices.time.reshape(len(prices.time), -1), law, price)
@@ -201,8 +201,8 @@ def _of_counts(
     if first is not None and index.size:
         square = heuristic_squares(first, longest, tokens, rates, prices, law[index], price[index])
         variance[index] = np.maximum(square - mean[index] ** 2, 0.0)
-    rounds, number = drafted.sum(axis=0)[law], (np.arange(longest + 1) @ drafted)[law]
-    return np.stack([mean, variance, busy, linear(drafted, prices.operations, law, price), rounds, number])
+    all_rounds, number = drafted.sum(axis=0)[law], (np.arange(longest + 1) @ drafted)[law]
+    return np.stack([mean, variance, busy, linear(drafted, prices.operations, law, price), all_rounds, number])
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -237,9 +237,10 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     return operations_of(rounds, round_prices(cost, parameters.longest_draft))
 
 
-def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
+def _of_records(rounds: PolicyRounds, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
     choice = draws_of_records(law, tokens)
-    return mean_of(varying(Heuristic(first, longest, choice.shape[1]), tokens, law.drafts(iter([choice])), prices))
+    policy = Heuristic(rounds.first or rounds.longest, rounds.longest, choice.shape[1])
+    return mean_of(varying(policy, tokens, law.drafts(iter([choice])), prices))
 
 
 # --- Many tokens: stationary distributions of the draft length ------------------------------------------------------
