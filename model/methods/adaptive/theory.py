@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
-from model.costs.step_costs import StepCosts
+from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Work, of_passes
 from model.methods.adaptive.adaptive_rounds import PolicyRounds, heuristic_squares
 from model.methods.adaptive.algorithm import Parameters
@@ -33,6 +34,7 @@ from model.methods.rounds.round_walks import longest_skipped, varying
 from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
 from model.methods.speculative.theory import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
 from model.outcomes.outcome_laws import Chain, RecordedProbabilities, Replay, TwoClass
+from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -70,8 +72,14 @@ def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     rounds = functools.cache(PolicyRounds)  # of each parameters, for all blocks of costs
     return predict_by_decoding(
         lambda some: _predict_together(some, rounds), points,
-        lambda parameters: 2 * parameters.largest_pass if has_closed_form(parameters) else 1,
-    )  # fmt: skip
+        _prices_of_a_start,
+        by_position=lambda parameters, several: 1 if parameters.policy == "confidence" else _prices_of_a_start(parameters),
+    )
+
+
+def _prices_of_a_start(parameters: Parameters) -> int:
+    """Prices of rounds that start at a position: by their drafted tokens, and by the ending of the round before."""
+    return 2 * parameters.largest_pass if has_closed_form(parameters) else 1
 
 
 def has_closed_form(parameters: Parameters) -> bool:
@@ -87,18 +95,61 @@ def _predict_together(points: DecodingPoints[Parameters], rounds: Callable[[int 
     if not known.any():
         nothing = np.full(size, np.nan)
         return Prediction(nothing, nothing, nothing, nothing, units, plain)
-    prices, means = prices_of(parameters, cost, points.tokens), points.means
     first = parameters.first if parameters.policy == "heuristic" else None
     index = np.flatnonzero(known)
     values = np.full((len(Moments._fields), size), np.nan)
-    values[:, index] = _moments(
-        rounds(first, parameters.longest_draft), points.tokens, points.laws, prices, points.law[index], points.price[index],
-        None if means is None else means[index],
-    )  # fmt: skip
+    if first is None and not cost.uniform:
+        values[:, index] = _means_of_passes(points.at(index), rounds(first, parameters.longest_draft))
+        alike = _of_costs(cost, cost.draft_devices) == 1
+        if parameters.placement == "separate":
+            alike &= _of_costs(cost, cost.link) == 0
+    else:
+        prices, means = prices_of(parameters, cost, points.tokens), points.means
+        alike = units_alike(prices)
+        values[:, index] = _moments(
+            rounds(first, parameters.longest_draft), points.tokens, points.laws, prices, points.law[index], points.price[index],
+            None if means is None else means[index],
+        )  # fmt: skip
     found = Moments(*values)
-    ratio = np.where(known & units_alike(prices)[points.price], 1.0, np.nan)
+    ratio = np.where(known & alike[points.price], 1.0, np.nan)
     times = found.time, found.variance, found.busy, ratio, units, plain
     return Prediction(*times, found.rounds, found.drafted, found.operations)
+
+
+def _of_costs(cost: StepCosts, number: Any) -> Floats:
+    """A number of each of several costs, shape (costs,)."""
+    return np.broadcast_to(np.asarray(number, dtype=np.float64), len(cost.plain_times()))
+
+
+def _means_of_passes(points: DecodingPoints[Parameters], rounds: PolicyRounds) -> Floats:
+    """Rows of `Moments` of drafts that end at a doubt, from expected passes by position; the variance is nan.
+
+    Passes are as in `round_prices`. Sums over positions need no price of every round at every position.
+    """
+    parameters, tokens, longest = points.parameters, points.tokens, rounds.longest
+    points = replace(points, cost=parameters.draft_costs(points.cost))
+    cost, price, law = points.cost, points.price, points.law
+    _, counts = rounds.counted(tokens, [_accepted(each) for each in points.laws], [_doubt_of(each) for each in points.laws])
+    starts = counts.sum(axis=0)  # (starts, drafted tokens, laws)
+    more = np.cumsum(starts[:, :0:-1], axis=1)[:, ::-1]  # that draft at least 1, 2, ... tokens
+    again = counts[1, :, 1:].sum(axis=1)  # whose first draft pass also reads the token before
+    single, wide = counts[0, :, 1:].sum(axis=1), np.zeros_like(again)
+    for place in range(1, longest):
+        single[place:] += more[: max(tokens - place, 0), place]
+    wide[:-1] = again[1:]
+    draft = points.time_of(
+        [(PassShape(ALL_LAYERS, "draft", width, heads=1), number) for width, number in ((1, single), (2, wide))]
+    )  # fmt: skip
+    target = LayerSpan(0, cost.layers)
+    verify = points.time_of(
+        [(PassShape(target, width=drafted + 1, heads=drafted + 1), starts[:, drafted]) for drafted in range(longest + 1)]
+    )  # fmt: skip
+    time, busy = draft + verify, draft * _of_costs(cost, cost.draft_devices)[price] + verify
+    if parameters.placement == "separate":
+        time = time + 2 * _of_costs(cost, cost.link)[price] * more[:, 0].sum(axis=0)[law]
+    number, drafted = starts.sum(axis=(0, 1))[law], more.sum(axis=(0, 1))[law]
+    operations = number + drafted + np.where(drafted > 0, drafted * points.operations("draft"), 0.0)
+    return np.stack([time, np.full(law.size, np.nan), busy, operations, number, drafted])
 
 
 def _is_known(parameters: Parameters, law: Law) -> bool:

@@ -237,12 +237,15 @@ def round_prices(
     if cost.uniform:
         drafts, verify = drafts[..., 0, :], verify[..., 0, :]
     else:
-        more = reread_times(cost, tokens, sequences=sequences)[..., None]
-        drafts = np.stack([drafts, drafts + np.where(drafted > 0, more, 0.0)], axis=-3)
+        drafts = np.stack([drafts, drafts], axis=-3)
+        drafts[..., 1, :, 1:] += reread_times(cost, tokens, sequences=sequences)[..., None]
         verify = verify[..., None, :, :]
-    link = np.where(drafted > 0, 2 * _for_each(cost.link, axes) * separate, 0.0)
-    busy = drafts * _for_each(cost.draft_devices, axes) + verify
-    return RoundPrices(drafts + verify + link, busy, _operations(cost, longest, sequences))
+    busy = time = drafts + verify
+    if np.any(cost.draft_devices != 1):
+        busy = drafts * _for_each(cost.draft_devices, axes) + verify
+    if separate:
+        time = time + np.where(drafted > 0, 2 * _for_each(cost.link, axes), 0.0)
+    return RoundPrices(time, busy, _operations(cost, longest, sequences))
 
 
 def _operations(cost: StepCosts, longest: int, sequences: int = 1) -> Floats:
