@@ -111,6 +111,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "outcomes": {"kind": "iid", "hit_rate": 0.4, "acceptance_rate": 0.6, "trials": 50},
     },
     "adaptive": {"method": [{"name": "adaptive", "layers": 6, "policy": "optimum"}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
+    "adaptive by the heuristic": {
+        "method": [{"name": "adaptive", "layers": 6, "policy": "heuristic", "max_draft_length": 4}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTING,
+    },
     "pearl": {"method": [{"name": "pearl", "layers": 6, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
     "dsi": {"method": [{"name": "dsi", "layers": 6, "lookahead": 2, "verifiers": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
     "hierarchical": {
@@ -212,6 +216,15 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
             },
         ],
         "outcomes": ACCEPTANCE, "cost": H100,
+    },
+    "adaptive drafts": {
+        "method": [{"name": "adaptive", "layers": 32, "policy": "heuristic", "max_draft_length": 4}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100, "sweep": {"method.policy": ["heuristic", "optimum"]},
+    },
+    "drafts that end at a doubt": {
+        "method": [{"name": "adaptive", "layers": 32, "policy": "confidence", "max_draft_length": 3}],
+        "outcomes": {"accept": ACCEPTANCE, "confidence": {"kind": "two-class", "low_if_accepted": 0.25, "low_if_rejected": 0.5}},
+        "cost": DRAFTED_ON_H100, "sweep": {"method.placement": ["colocated", "separate"]},
     },
     "tree": {
         "method": [{"name": "tree", "layers": 32, "shape": "full", "draft_depth": 2, "width": 2}],
@@ -758,7 +771,7 @@ def test_scenarios_are_valid_and_some_are_made_as_arrays() -> None:
             few = len(points.choices.groups) < 9 > len(points.outcomes.groups)
             made += [(name, path.partition(".")[0])] * (few and not failures)
     by_section = {section: {name for name, of in made if of == section} for section in ("cost", "outcomes")}
-    # The adaptive method decides by costs, a full batch scales them, published costs follow from a table, and a curve is too short.
+    # The policy "optimum" decides by costs, a full batch scales them, published ones follow from a table, a curve is too short.
     narrow = "dsi, by width"
     assert {*SCENARIOS} - by_section["cost"] == {"adaptive", "a batch kept full, by width", "published costs", narrow}
     schedules = {name for name in SCENARIOS if name.startswith(("skipdecode", "early_exit"))}
