@@ -15,7 +15,9 @@ from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import paths, theory
+from model.methods.adaptive.adaptive_rounds import PolicyRounds
 from model.methods.adaptive.algorithm import Parameters, decode
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.rounds.prices_of_rounds import round_prices
 from model.methods.rounds.round_walks import Tally, longest_skipped
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, TwoClass
@@ -153,6 +155,43 @@ def test_formula_of_confidence_stops_is_the_mean_over_all_outcomes(
             mean, held = mean + chance * run.latency, held + chance * run.busy
     found = theory.predict(parameters, tokens, {"accept": LAWS[law], "confidence": TwoClass(low, high)}, cost)
     assert (float(found.latency), float(found.busy)) == pytest.approx((mean, held), rel=1e-12)
+
+
+@given(st.data(), st.sampled_from(("colocated", "separate")), st.integers(1, 6), st.integers(1, 5))
+@settings(max_examples=examples(30), deadline=None)
+def test_expected_passes_of_confidence_stops_cost_as_much_as_their_rounds(
+    data: st.DataObject, placement: str, tokens: int, longest: int
+) -> None:
+    """Sums over passes of several laws at several costs are those over rounds of each, whose prices are made one by one."""
+    given_costs = [data.draw(costs(placement)) for _ in range(2)]
+    parameters = parameters_of("confidence", placement=placement, max_draft_length=longest, context_budget=data.draw(BUDGETS))
+    laws = [{"accept": law, "confidence": TwoClass(0.2, 0.7)} for law in LAWS.values()]
+    laws.append({"accept": Iid(0.5), "confidence": TwoClass(0.0, 0.4)})
+    law, price = (each.ravel() for each in np.indices((len(laws), 2)))
+    choices = [MethodChoice(parameters, tokens, cost) for cost in given_costs]
+    found = theory.predict_points(PredictionPoints(choices, laws, price, law))
+    for point, (of_law, cost) in enumerate(zip(law.tolist(), [given_costs[each] for each in price], strict=True)):
+        prices = theory.prices_of(parameters, cost, tokens)
+        own = laws[of_law]
+        wanted = theory.confidence_moments(longest, tokens, own["accept"], own["confidence"], prices)  # type: ignore[arg-type]
+        each = found.at(np.array([point]))
+        values = [each.latency, each.busy, each.operations, each.rounds, each.drafted]
+        assert [float(value[0]) for value in values if value is not None] == pytest.approx(
+            [wanted.time, wanted.busy, wanted.operations, wanted.rounds, wanted.drafted], rel=1e-12, nan_ok=True
+        )
+        alike = (prices.time == prices.busy).all()
+        assert np.array_equal(each.units_ratio, [1.0 if alike else np.nan], equal_nan=True)
+
+
+def test_rounds_of_a_policy_are_kept_for_the_same_laws_only() -> None:
+    laws, doubts = [Iid(0.3), Iid(0.9), Iid(0.5)], [TwoClass(0.2, 0.7), TwoClass(0.1, 0.4), TwoClass(0.3, 0.6)]
+    rounds = PolicyRounds(None, 3)
+    for tokens, which in ((6, [0, 1]), (6, [0, 1]), (6, [0, 2]), (6, [0]), (6, [0, 2, 1]), (5, [0, 2, 1])):
+        found = rounds.counted(tokens, [laws[each] for each in which], [doubts[each] for each in which])[1]
+        assert found.shape == (2, tokens, 4, len(which))
+        for place, each in enumerate(which):
+            alone = PolicyRounds(None, 3).counted(tokens, laws[each : each + 1], doubts[each : each + 1])[1]
+            assert np.allclose(found[..., place], alone[..., 0], rtol=1e-13, atol=0)
 
 
 def test_uniform_seconds_equal_layer_times() -> None:

@@ -50,6 +50,7 @@ TESTS = {
     "model.methods.hierarchical.finite_hierarchical": ("model/test_position_costs_hierarchical.py", *HIERARCHICAL),
     "model.methods.adaptive.algorithm": ADAPTIVE,
     "model.methods.adaptive.theory": (ARGUMENTS, *ADAPTIVE, ACCOUNT),
+    "model.methods.adaptive.adaptive_rounds": (*ADAPTIVE, "model/test_position_costs_adaptive.py"),
     "model.methods.adaptive.draft_length_policies": ADAPTIVE,
     "model.methods.beam.algorithm": BEAM,
     "model.methods.beam.theory": (ARGUMENTS, *BEAM, ACCOUNT),
