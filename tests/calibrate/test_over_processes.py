@@ -570,10 +570,13 @@ def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
         error = parent.communicate(timeout=PATIENCE)[1]
     finally:
         parent.kill()  # it would run for hours
-    assert parent.returncode == -getattr(signal, signals)
     if signals == "SIGINT":
+        # An interrupted process does not end by the signal if it has imported torch's compiler, as transformers does.
+        assert parent.returncode in (-signal.SIGINT, 1)
         assert error.rstrip().endswith("KeyboardInterrupt")
         assert error.count("Traceback") == 1  # the parent's; workers print none
+    else:
+        assert parent.returncode == -signal.SIGKILL
     assert gone(pids)
     assert left([parent.pid, *pids]) == []
 
