@@ -26,7 +26,7 @@ from calibrate.decode.reference_scores import ReferenceScores
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
 from model.architectures import shape_configs
-from model.base import bounded_files, strict_json, table_files, typed_values, whole_files
+from model.base import bounded_files, checks, strict_json, table_files, typed_values, whole_files
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.logs.read_log import plain
@@ -370,9 +370,8 @@ def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any], kind: A
         except (ValueError, KeyError, TypeError):
             raise ParameterError(f"{path.parent.name} holds {path.name}, which cannot be read; remove it and resume") from None
         if was != request:
-            differing = next(key for key in {**was, **request} if was.get(key) != request.get(key))
             what = f"{path.parent.name} holds settings of another run"
-            raise ParameterError(f"{what}: {differing} differs; remove it, or use the same options")
+            raise ParameterError(f"{what}: {checks.differing_key(request, was)} differs; remove it, or use the same options")
         return found
     found = json.loads(strict_json.dumps(make()))
     whole_files.write_text(path, strict_json.dumps({"asked": request, "found": found}) + "\n")

@@ -358,9 +358,8 @@ class _PartialRuns:
             raise ParameterError(f"{self.path.name} holds no unfinished runs; remove it")
         earlier.pop("repeats", None)  # older files have it
         if earlier != plan:
-            differing = next(key for key in {**earlier, **plan} if earlier.get(key) != plan.get(key))
             what = f"{self.path.name} holds runs of another plan"
-            raise ParameterError(f"{what}: {differing} differs; remove it, or use the same plan")
+            raise ParameterError(f"{what}: {checks.differing_key(plan, earlier)} differs; remove it, or use the same plan")
         for number, line in enumerate(lines[1:], 2):
             try:
                 row = bounded_files.json_of(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import numpy as np
@@ -89,6 +89,16 @@ def shown(value: object) -> str:
     else:
         text = repr(value.item() if isinstance(value, np.generic) else value)
     return text if len(text) <= 200 else f"{text[:64]}..."
+
+
+def differing_key(one: Mapping[str, object], other: Mapping[str, object]) -> str:
+    """First key that only one of two unequal tables has, or whose values differ.
+
+    >>> differing_key({"seed": 1, "units": None}, {"seed": 1})
+    'units'
+    """
+    missing = object()
+    return next(key for key in {**one, **other} if one.get(key, missing) != other.get(key, missing))
 
 
 def one_of(name: str, value: object, known: Iterable[str]) -> None:

@@ -169,8 +169,8 @@ class _Posterior:
         means, sds = [], []
         for name in self.names:
             prior = PRIORS[name]
-            to = special.logit if name in LOGITS else (lambda value: value) if name in PLAIN else np.log
-            means.append(float(to(prior.median)) + (np.log(self.reference) if name == "weights" else 0.0))
+            median = float(step_terms.in_coordinates_of_prior(name, prior.median))
+            means.append(median + (np.log(self.reference) if name == "weights" else 0.0))
             sds.append(prior.sd)
         for name, prior in engine_priors.used(self.engine, self.kernels).items():
             means[self.names.index(name)], sds[self.names.index(name)] = np.log(prior.median / self.reference), prior.sd

@@ -9,7 +9,7 @@ import numpy as np
 from model.engines import cells as cell_tables
 from model.engines import engine_priors, kernel_times, next_cell
 from model.engines.step_law import EXTRAPOLATION, SHARE, StepLaw
-from model.engines.step_terms import LOGITS, PLAIN, PRIORS, Prior
+from model.engines.step_terms import PRIORS, Prior, in_coordinates_of_prior
 
 CONTRADICTING = 0.15
 """Relative error of a fitted cell above which it is doubted [-]; repeated benchmarks differ by 1 to 3 %."""
@@ -57,8 +57,7 @@ def of_priors(law: StepLaw) -> frozenset[str]:
 
 
 def _share_of_prior(name: str, drawn: Any, prior: Prior) -> float:
-    to = (lambda value: np.log(value / (1 - value))) if name in LOGITS else (lambda value: value) if name in PLAIN else np.log
-    return float(np.std(to(drawn)) / prior.sd)
+    return float(np.std(in_coordinates_of_prior(name, drawn)) / prior.sd)
 
 
 def about(law: StepLaw) -> str:

@@ -333,10 +333,11 @@ def _read(found: Any) -> StepLaw:
     draws = {name: np.array(each, dtype=np.float64) for name, each in found["draws"].items()}
     if {*draws} != {*found["coefficients"], "noise"} or len({each.size for each in draws.values()}) != 1:
         raise ParameterError("draws must have one list for each coefficient and one for noise, all of one length")
-    for name, each in [*found["coefficients"].items(), *draws.items()]:
-        checks.one_of("coefficient", name, PRIORS)
-        low = -math.inf if name in step_terms.PLAIN else 0.0
-        checks.array(name, each, low, 1.0 if name in step_terms.LOGITS else 1e9)
+    for part, values in (("coefficients", found["coefficients"]), ("draws", draws)):
+        for name, each in values.items():
+            checks.one_of("coefficient", name, PRIORS)
+            low = -math.inf if name in step_terms.PLAIN else step_terms.LEAST
+            checks.array(f"{part}.{name}", each, low, 1.0 if name in step_terms.LOGITS else 1e9)
     rows = found["cells"]
     experts, kernels = found["experts"], found["kernels"]
     law = StepLaw(

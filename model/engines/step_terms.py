@@ -83,6 +83,22 @@ PRIORS: Mapping[str, Prior] = {
 LOGITS = ("expert_correlation", "acceptance_rate")
 PLAIN = ("acceptance_trend",)
 """Coefficients that are not transformed."""
+LEAST = 1e-300
+"""Least value of a coefficient whose prior is normal in its logarithm or logit: such a prior excludes zero."""
+_EDGE = 1e-6
+"""Rates closer than this to 0 or 1 count as this close: a saved draw of five digits may have reached them."""
+
+
+def in_coordinates_of_prior(name: str, values: ArrayLike) -> Floats:
+    """Values of a coefficient on the scale on which its prior is normal: logarithms, logits, or the values themselves.
+
+    >>> float(in_coordinates_of_prior("acceptance_rate", 0.5)), float(in_coordinates_of_prior("step", 1.0))
+    (0.0, 0.0)
+    """
+    given = np.asarray(values, dtype=np.float64)
+    if name in PLAIN:
+        return given
+    return np.asarray(special.logit(np.clip(given, _EDGE, 1 - _EDGE)) if name in LOGITS else np.log(given))
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,10 @@ COLUMNS_BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
 INTEGER_COLUMNS = (
     "prompt", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted", "draft_rank",
 )  # fmt: skip
-UNBOUNDED_COLUMNS = (*INTEGER_COLUMNS, "distance")
-"""Columns without an upper bound; all others are probabilities or cosines."""
+MOST_TOKEN = 2**31 - 1
+"""Largest number of a token."""
+UNBOUNDED_COLUMNS = (*(name for name in INTEGER_COLUMNS if "token" not in name), "distance")
+"""Columns without an upper bound; all others are tokens, probabilities or cosines."""
 ROUNDING_TOLERANCE = 1e-3
 """Tolerance for values outside their bounds because of rounding in half precision."""
 
@@ -131,7 +133,7 @@ class PositionLog:
                 numbers = f"{'whole numbers' if name in INTEGER_COLUMNS else 'numbers'}{', one for each layer' if width else ''}"
                 raise ParameterError(f"column {name} must be {numbers}, none missing, got {column.dtype}; log it again")
             low = 1 if name in ("rank_common", "draft_rank") else -1 if name == "saturation" else 0
-            high = np.inf if name in UNBOUNDED_COLUMNS else 1
+            high = np.inf if name in UNBOUNDED_COLUMNS else MOST_TOKEN if name in INTEGER_COLUMNS else 1
             # Probabilities are sums of rounded numbers. A probability of 0 gives an infinite distance.
             bad = np.isnan(values) | (values < low - ROUNDING_TOLERANCE) | (values > high + ROUNDING_TOLERANCE)
             if bad.any():
@@ -274,9 +276,19 @@ def load(where: str | Path) -> PositionLog:
         header, table = json_and_parquet.load(path, _KEYS, "a decision log", VERSION, "log it again", PART)
         typed_values.check(header, _PositionLogHeader, "")
         checks.whole("target.layers", header["target"]["layers"], 1, checks.MAX_LAYERS)
+        _check_prompts(header["prompts"])
         return PositionLog(table, {name: header[name] for name in _HEADER})
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
+
+
+def _check_prompts(prompts: list[dict[str, Any]]) -> None:
+    """Raise ParameterError for a token of a prompt that no vocabulary has. Prompts may lack tokens."""
+    for number, prompt in enumerate(prompts):
+        tokens = prompt.get("tokens")
+        if isinstance(tokens, list) and {*map(type, tokens)} == {int} and not 0 <= min(tokens) <= max(tokens) <= MOST_TOKEN:
+            place = next(index for index, token in enumerate(tokens) if not 0 <= token <= MOST_TOKEN)
+            checks.whole(f"prompts[{number}].tokens[{place}]", tokens[place], 0, MOST_TOKEN)
 
 
 def save(log: PositionLog, path: str | Path) -> Path:

@@ -232,6 +232,10 @@ def label(name: str, *, short: bool = False) -> str:
 
 
 def check_complete(name: str) -> None:
-    """Raise ParameterError if an outside method lacks the function of a view, because views are compared with one another."""
+    """Raise ParameterError if an outside method lacks the function of a view, because views are compared with one another, or says
+    only half of how its parameters depend on costs, because points of a grid would share parameters that differ."""
     for part in ("predict", "walk") if "." in name else ():
         require_function(algorithm(name), part)
+    kind, base = parameters(name), MethodParameters
+    if (kind.with_costs is base.with_costs) != (kind.decides_by_costs is base.decides_by_costs):
+        raise ParameterError(f"method {name} must override with_costs and decides_by_costs together, got one alone")

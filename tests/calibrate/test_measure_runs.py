@@ -662,6 +662,7 @@ def test_runs_with_wrong_units_are_refused() -> None:
     (lambda kept: ["{}"], "runs.jsonl holds no unfinished runs; remove it"),
     (lambda kept: ['{"asked": 5}'], "runs.jsonl holds no unfinished runs; remove it"),
     (lambda kept: [kept[0].replace('"tokens": 5', '"tokens": 6')], "of another plan: tokens differs; remove it, or use the same"),
+    (lambda kept: [kept[0].replace('"tokens": 5', '"tokens": 5, "x": null')], "of another plan: x differs; remove it"),
     (lambda kept: [kept[0], "{", kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
     (lambda kept: [kept[0], '{"decoding": 1}', kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
 ])  # fmt: skip

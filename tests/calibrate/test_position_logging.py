@@ -314,12 +314,26 @@ def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
         ("rank_trained", _by_layer(1, 3), "column rank_trained must be whole numbers, one for each layer"),
         ("position", pl.col("position").reverse(), "rows must be ordered by prompt"),
         ("prompt", pl.col("prompt").reverse(), "rows must be ordered by prompt"),
+        ("token", pl.lit(2**63, dtype=pl.UInt64), f"column token must be between 0 and {2**31 - 1}, got {2**63}"),
     ],
 )
 def test_impossible_columns_are_refused(column: str, value: Any, message: str) -> None:
     log = made()
     with pytest.raises(ParameterError, match=message):
         PositionLog(log.table.with_columns(value.alias(column)), log.header)
+
+
+@pytest.mark.parametrize("token", [2**63, 10**400, -1], ids=["64 bits", "400 digits", "negative"])
+def test_a_token_that_no_vocabulary_has_is_refused(token: int, tmp_path: Path) -> None:
+    log = made()
+    prompts = [{"tokens": [3]}, {"tokens": [3, 4]}]
+    path = position_log.save(PositionLog(log.table, {**log.header, "prompts": prompts}), tmp_path / "log.json")
+    said = json.loads(path.read_text())
+    assert position_log.load(path).header["prompts"] == said["prompts"]
+    said["prompts"][1]["tokens"][1] = token
+    path.write_text(json.dumps(said))
+    with pytest.raises(ParameterError, match=rf"log\.json: prompts\[1\]\.tokens\[1\] must be between 0 and {2**31 - 1}, got "):
+        position_log.load(path)
 
 
 def test_header_must_agree_with_the_columns() -> None:

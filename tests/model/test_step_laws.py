@@ -322,7 +322,9 @@ BAD = [
     (_changed(experts={"number": 8}), "experts must have the keys"),
     (_changed(kernels={"model": "x"}), "kernels must have the keys"),
     (_changed(experts={"number": 8, "active": 9}), "active_experts must be between 1 and experts=8, got 9"),
-    (lambda document: document | {"coefficients": document["coefficients"] | {"step": -1.0}}, "step must be between 0"),
+    (lambda document: document | {"coefficients": document["coefficients"] | {"step": -1.0}}, "coefficients.step must be between"),
+    (lambda document: document | {"draws": {name: [0.0, *drawn[1:]] for name, drawn in document["draws"].items()}},
+     "draws.weights[0] must be between 1e-300 and 1e+09, got 0"),
     (_changed(cells=[{"sequences": 1.0}]), "draft_length"), (_changed(facts={"a": 1}), "facts"),
 ]  # fmt: skip
 

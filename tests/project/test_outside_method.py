@@ -215,6 +215,10 @@ BROKEN = {
     MODULE.replace("def decode(", "def decoded("): "must have a function decode",
     MODULE.replace("def predict(", "def predicted("): "must have a function predict",
     MODULE.replace("def walk(", "def walked("): "must have a function walk",
+    MODULE.replace("    EXACT = True\n", "    EXACT = True\n    def with_costs(self, cost):\n        return self\n"):
+        "must override with_costs and decides_by_costs together",
+    MODULE.replace("    EXACT = True\n", "    EXACT = True\n    decides_by_costs = True\n"):
+        "must override with_costs and decides_by_costs together",
 }
 
 
