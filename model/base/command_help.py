@@ -81,8 +81,10 @@ class _LazyValidator:
 
 
 def _delay_validators(parameters: Iterable[Any]) -> None:
+    """Do so for each parameter, once: a process may run a command many times."""
     for parameter in parameters:
-        if hasattr(parameter, "get_runtime_param"):  # earlier versions of typer have no such validators
+        # Earlier versions of typer have no such validators.
+        if hasattr(parameter, "get_runtime_param") and "get_runtime_param" not in vars(parameter):
             parameter.get_runtime_param = functools.partial(_LazyValidator, parameter.get_runtime_param)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,3 +61,17 @@ def test_values_are_those_that_typer_reads(words: str) -> None:
     assert (ours is None) == (words in ("", *REFUSED))
     if ours is not None and theirs is not None:
         assert [*map(type, ours.values())] == [*map(type, theirs.values())]
+
+
+def test_a_process_may_run_a_command_any_number_of_times() -> None:
+    """More often than calls may be nested."""
+    app, got = typer.Typer(), list[int]()
+
+    @app.command(cls=DocumentedCommand)
+    def command(count: Annotated[int, typer.Option()] = 3) -> None:
+        got.append(count)
+
+    program = typer.main.get_command(app)
+    for number in range(sys.getrecursionlimit()):
+        program([f"--count={number}"], standalone_mode=False)
+    assert got == [*range(sys.getrecursionlimit())]
