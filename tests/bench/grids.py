@@ -112,6 +112,10 @@ GRIDS = {
         2e3, {"name": "adaptive", "layers": 24, "policy": "heuristic"}, ACCEPT, {"cost_ratio": 0.1},
         {"outcomes.acceptance_rate": RATES, "cost.cost_ratio": RATIOS},
     ),
+    "adaptive-lengths": FormulaGrid(
+        2e3, {"name": "adaptive", "layers": 24, "policy": "heuristic"}, ACCEPT, {"cost_ratio": 0.1},
+        {"scenario.tokens": {"from": 64, "to": 563, "count": 500}},
+    ),
     "profile-adaptive": FormulaGrid(
         2e3, {"name": "adaptive", "layers": 32, "policy": "heuristic"}, ACCEPT, H100,
         {"outcomes.acceptance_rate": _steps(0.3, 0.9, 50), "cost.step_s": _steps(1e-5, 1e-2, 40)},

@@ -19,6 +19,7 @@ from model.costs.pass_seconds import PassSeconds
 from model.hardware.devices import device
 from model.hardware.roofline import Roofline
 from model.methods import prediction, registry, stages
+from model.methods.adaptive import adaptive_rounds, heuristic_rounds
 from model.methods.bild import finite_bild
 from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit import finite_early_exit
@@ -30,7 +31,7 @@ from model.methods.rounds.round_laws import MixedRounds, Rounds
 from model.methods.tree import tree_lengths
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups
-from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay, TwoClass
 from model.outcomes.rank_laws import RankRates
 from tests.support.tiers import examples
 
@@ -54,6 +55,10 @@ BY_POSITION = ByPosition(np.linspace(0.1, 0.9, LONGEST))
 RECORDED = Replay(np.random.default_rng(1).random((3, LONGEST)) < 0.6)
 CHANCES = RecordedProbabilities(np.random.default_rng(2).random((3, LONGEST)))
 MATCHES = [*RATES, Markov(0.6, 0.3), Markov(0.5, -1.0), BY_POSITION, RECORDED, CHANCES]
+DOUBTED = [
+    {"accept": law, "confidence": doubt}
+    for law in [*RATES, Markov(0.6, 0.3), BY_POSITION] for doubt in (TwoClass(0.1, 0.6), TwoClass(0.5, 0.0))
+]  # fmt: skip
 MIXTURES = [MixedRounds([Rounds([0.9, 0.5]), Rounds([0.3, 0.1])], weights) for weights in ((0.5, 0.5), (0.9, 0.1))]
 CASES = {
     "no drafts": Decodings("speculative", {"draft_length": 0}, RATES),
@@ -128,6 +133,18 @@ CASES = {
     "early exit, backfill": Decodings("early_exit", {"fill": "backfill"}, [EXITS]),
     "autoregressive": Decodings("autoregressive", {}, [None]),
     "adaptive": Decodings("adaptive", {"policy": "optimum"}, RATES),
+    "adaptive, heuristic": Decodings("adaptive", {"policy": "heuristic", "draft_length": 2, "max_draft_length": 5}, MATCHES),
+    "adaptive, heuristic, drafts longer than most decodings": Decodings(
+        "adaptive", {"policy": "heuristic", "draft_length": 9, "max_draft_length": 12, "placement": "separate"},
+        [*RATES, Rounds([0.9, 0.5, 0.2] + [0.1] * 9)],
+    ),
+    "adaptive, heuristic with a budget": Decodings(
+        "adaptive", {"policy": "heuristic", "max_draft_length": 3, "context_budget": 20}, [*RATES, Markov(0.6, 0.3)],
+    ),
+    "adaptive, doubts": Decodings("adaptive", {"policy": "confidence", "max_draft_length": 4}, DOUBTED),
+    "adaptive, doubts, separate units": Decodings(
+        "adaptive", {"policy": "confidence", "max_draft_length": 9, "placement": "separate", "context_budget": 30}, DOUBTED[:4],
+    ),
 }  # fmt: skip
 SHAPES = {"target": replace(preset("llama-3.2-1b"), layers=8), "draft": replace(preset("llama-3.2-1b"), layers=2)}
 HARDWARE = PassSeconds({role: Roofline.on_device(shape, device("h100")) for role, shape in SHAPES.items()}, draft_devices=0.5)
@@ -251,13 +268,22 @@ def _require_alike(case: Decodings, group: ChoiceGroup[Any], pairs: NDArray[np.i
             assert (np.abs(ours - values)[~np.isnan(values)] <= (tolerance * scale)[~np.isnan(values)]).all(), column
 
 
-@pytest.mark.parametrize("name", ["tree of many levels", "tree, kept full", "ngram, two kinds of matches"])
+IN_BLOCKS = (
+    "tree of many levels", "tree, kept full", "ngram, two kinds of matches", "adaptive, heuristic with a budget",
+    "adaptive, doubts",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
 def test_lengths_in_small_blocks_are_predicted_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, lengths = CASES[name], np.repeat(np.arange(1, 13), 3)
     parameters = registry.parameters(case.method)(layers=8, **case.parameters)
     prompts = np.tile([0, 700, 9000], 12)
     group = ChoiceGroup(parameters, lengths, VariedSeconds(HARDWARE, 36, {"prompt": prompts, "middle": lengths // 2}))
     monkeypatch.setattr(tree_lengths, "_DECODINGS", 24)
+    monkeypatch.setattr(adaptive_rounds, "DECODINGS", 7)
+    monkeypatch.setattr(adaptive_rounds, "CELLS", 300)
+    monkeypatch.setattr(heuristic_rounds, "CELLS", 60)
     monkeypatch.setattr(lookup_rounds, "_CELLS", 200)
     monkeypatch.setattr(lookup_rounds, "_PAIRS", 5)
     pairs = np.stack(np.meshgrid(np.arange(36), np.arange(len(case.laws))), axis=-1).reshape(-1, 2)

@@ -13,7 +13,7 @@ from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
 from model.hardware.devices import device
 from model.hardware.roofline import Roofline
-from model.methods.adaptive import adaptive_rounds
+from model.methods.adaptive import adaptive_rounds, heuristic_rounds
 from model.methods.adaptive import theory as adaptive
 from model.methods.adaptive.algorithm import Parameters as AdaptiveParameters
 from model.methods.prediction import MethodChoice, PredictionPoints
@@ -101,7 +101,7 @@ def test_points_of_drafts_together_equal_each_alone(data: st.DataObject, kind: s
         if blocks:
             for module, name, value in (
                 (rounds_of_batches, "_TOGETHER", 1), (rounds_of_batches, "_KEPT", 0), (starts_by_round, "ROUNDS", 3),
-                (adaptive_rounds, "_CELLS", 40),
+                (adaptive_rounds, "CELLS", 40), (adaptive_rounds, "DECODINGS", 2), (heuristic_rounds, "CELLS", 40),
             ):  # fmt: skip
                 patch.setattr(module, name, value)
         together = theory.predict_points(points)
@@ -130,7 +130,7 @@ def test_adaptive_drafts_of_many_pairs(
     monkeypatch: pytest.MonkeyPatch, laws: int, costs: int, kind: str, seconds: bool
 ) -> None:  # fmt: skip
     """More costs than numbers of drafted tokens, whose products are then counted; and pairs of which few are computed together."""
-    monkeypatch.setattr(adaptive_rounds, "_CELLS", 80)
+    monkeypatch.setattr(heuristic_rounds, "CELLS", 80)
     parameters = AdaptiveParameters(LAYERS, "heuristic", max_draft_length=4, draft_length=2)
     known = [LAWS_OF_ADAPTIVE_DRAFTS[kind](each) for each in range(laws)]
     of = [

@@ -15,12 +15,12 @@ from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import paths, theory
-from model.methods.adaptive.adaptive_rounds import PolicyRounds
+from model.methods.adaptive.adaptive_rounds import PolicyLaws, PolicyRounds
 from model.methods.adaptive.algorithm import Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.rounds.prices_of_rounds import round_prices
 from model.methods.rounds.round_walks import Tally, longest_skipped
-from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, TwoClass
+from model.outcomes.outcome_laws import ByPosition, Chain, Floats, Iid, Markov, TwoClass
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
@@ -183,14 +183,25 @@ def test_expected_passes_of_confidence_stops_cost_as_much_as_their_rounds(
         assert np.array_equal(each.units_ratio, [1.0 if alike else np.nan], equal_nan=True)
 
 
+def _counts(rounds: PolicyRounds, laws: PolicyLaws, tokens: int) -> Floats:
+    every = np.arange(len(laws.accepted))
+    (found,) = rounds.of_points(laws, np.array([tokens]), every, np.zeros_like(every), by_position=True)
+    (summed,) = rounds.of_points(laws, np.array([tokens]), every, np.zeros_like(every), by_position=False)
+    assert np.array_equal(found.points, every)
+    assert found.by_position is not None
+    counts = found.by_position[..., found.decoding]
+    assert np.allclose(summed.drafted[:, summed.decoding], counts.sum(axis=(0, 1)), rtol=1e-12, atol=1e-15)
+    return counts
+
+
 def test_rounds_of_a_policy_are_kept_for_the_same_laws_only() -> None:
     laws, doubts = [Iid(0.3), Iid(0.9), Iid(0.5)], [TwoClass(0.2, 0.7), TwoClass(0.1, 0.4), TwoClass(0.3, 0.6)]
     rounds = PolicyRounds(None, 3)
     for tokens, which in ((6, [0, 1]), (6, [0, 1]), (6, [0, 2]), (6, [0]), (6, [0, 2, 1]), (5, [0, 2, 1])):
-        found = rounds.counted(tokens, [laws[each] for each in which], [doubts[each] for each in which])[1]
+        found = _counts(rounds, PolicyLaws([laws[each] for each in which], [doubts[each] for each in which]), tokens)
         assert found.shape == (2, tokens, 4, len(which))
         for place, each in enumerate(which):
-            alone = PolicyRounds(None, 3).counted(tokens, laws[each : each + 1], doubts[each : each + 1])[1]
+            alone = _counts(PolicyRounds(None, 3), PolicyLaws(laws[each : each + 1], doubts[each : each + 1]), tokens)
             assert np.allclose(found[..., place], alone[..., 0], rtol=1e-13, atol=0)
 
 

@@ -50,7 +50,12 @@ TESTS = {
     "model.methods.hierarchical.finite_hierarchical": ("model/test_position_costs_hierarchical.py", *HIERARCHICAL),
     "model.methods.adaptive.algorithm": ADAPTIVE,
     "model.methods.adaptive.theory": (ARGUMENTS, *ADAPTIVE, ACCOUNT),
-    "model.methods.adaptive.adaptive_rounds": (*ADAPTIVE, "model/test_position_costs_adaptive.py"),
+    **dict.fromkeys(
+        [f"model.methods.adaptive.{name}" for name in (
+            "adaptive_rounds", "common_positions", "confidence_rounds", "draft_acceptance", "heuristic_rounds",
+        )],
+        (*ADAPTIVE, "model/test_position_costs_adaptive.py", "model/test_lengths_together.py"),
+    ),
     "model.methods.adaptive.draft_length_policies": ADAPTIVE,
     "model.methods.beam.algorithm": BEAM,
     "model.methods.beam.theory": (ARGUMENTS, *BEAM, ACCOUNT),

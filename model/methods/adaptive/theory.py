@@ -22,11 +22,20 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Account, Work, of_passes
-from model.methods.adaptive.adaptive_rounds import PolicyRounds, heuristic_squares
+from model.methods.adaptive.adaptive_rounds import PolicyLaws, PolicyRounds, RoundsOfPoints
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.draft_length_policies import Heuristic, thresholds
 from model.methods.claim_bounds import selective_bound
-from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, linear, predict_by_decoding
+from model.methods.prediction import (
+    ChoiceGroup,
+    DecodingPoints,
+    GroupedChoices,
+    MethodChoice,
+    Prediction,
+    PredictionPoints,
+    linear,
+    predict_by_decoding,
+)
 from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, round_prices, slowest_of
 from model.methods.rounds.round_laws import AcceptanceLaw, ReplayRounds, Rounds
 from model.methods.rounds.round_moments import Moments, draws_of_records, mean_of, mixed, units_alike
@@ -38,6 +47,7 @@ from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Indices = NDArray[np.intp]
 Law = AcceptanceLaw | Mapping[str, AcceptanceLaw | TwoClass]
 
 
@@ -68,11 +78,12 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
 
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
-    """`predict` at many points; rounds are counted once for all costs."""
+    """`predict` at many points; rounds are counted once for all costs, and decodings of several lengths together."""
     rounds = functools.cache(PolicyRounds)  # of each parameters, for all blocks of costs
     return predict_by_decoding(
         lambda some: _predict_together(some, rounds), points,
         _prices_of_a_start,
+        together="always",
         by_position=lambda parameters, several: 1 if parameters.policy == "confidence" else _prices_of_a_start(parameters),
     )
 
@@ -88,32 +99,46 @@ def has_closed_form(parameters: Parameters) -> bool:
 
 
 def _predict_together(points: DecodingPoints[Parameters], rounds: Callable[[int | None, int], PolicyRounds]) -> Prediction:
-    """Prediction at points of one number of tokens."""
+    """Prediction at points of one number of tokens, or of several."""
     parameters, cost, size = points.parameters, points.cost, points.law.size
+    of_laws = [_is_known(parameters, law) for law in points.laws]
+    known = np.array(of_laws)[points.law]
+    if points.lengths is not None:
+        each = zip(of_laws, points.laws, strict=True)
+        apart = np.array([is_known and _kind_of(_accepted(law)) != _COUNTED for is_known, law in each])[points.law]
+        if apart.any():
+            return points.one_length_each(lambda some: _predict_together(some, rounds), apart)
     units, plain = np.full(size, float(parameters.units)), points.plain_times()
-    known = np.array([_is_known(parameters, law) for law in points.laws])[points.law]
     if not known.any():
         nothing = np.full(size, np.nan)
         return Prediction(nothing, nothing, nothing, nothing, units, plain)
-    first = parameters.first if parameters.policy == "heuristic" else None
-    index = np.flatnonzero(known)
-    values = np.full((len(Moments._fields), size), np.nan)
+    first, index = parameters.first if parameters.policy == "heuristic" else None, np.flatnonzero(known)
+    some, values = points.at(index), np.full((len(Moments._fields), size), np.nan)
     if first is None and not cost.uniform:
-        values[:, index] = _means_of_passes(points.at(index), rounds(first, parameters.longest_draft))
-        alike = _of_costs(cost, cost.draft_devices) == 1
+        values[:, index] = _means_of_passes(some, rounds(first, parameters.longest_draft))
+        of_costs = _of_costs(cost, cost.draft_devices) == 1
         if parameters.placement == "separate":
-            alike &= _of_costs(cost, cost.link) == 0
+            of_costs &= _of_costs(cost, cost.link) == 0
+        alike = of_costs[points.price]
     else:
-        prices, means = prices_of(parameters, cost, points.tokens), points.means
-        alike = units_alike(prices)
-        values[:, index] = _moments(
-            rounds(first, parameters.longest_draft), points.tokens, points.laws, prices, points.law[index], points.price[index],
-            None if means is None else means[index],
-        )  # fmt: skip
+        prices = prices_of(parameters, cost, points.tokens)
+        alike = _units_alike(prices, points)
+        lengths, length = some.of_lengths()
+        pairs = some.law, some.price, lengths, length, some.means
+        values[:, index] = _moments(rounds(first, parameters.longest_draft), some.laws, prices, *pairs)
     found = Moments(*values)
-    ratio = np.where(known & alike[points.price], 1.0, np.nan)
-    times = found.time, found.variance, found.busy, ratio, units, plain
-    return Prediction(*times, found.rounds, found.drafted, found.operations)
+    ratio = replace(points, cost=parameters.draft_costs(cost)).operations("draft")
+    operations = found.rounds + found.drafted + np.where(found.drafted > 0, found.drafted * ratio, 0.0)
+    times = found.time, found.variance, found.busy, np.where(known & alike, 1.0, np.nan), units, plain
+    return Prediction(*times, found.rounds, found.drafted, operations)
+
+
+def _units_alike(prices: RoundPrices, points: DecodingPoints[Parameters]) -> NDArray[np.bool_]:
+    """True at points where the unit-time of all rounds equals their time."""
+    if points.lengths is None or prices.uniform:
+        return units_alike(prices)[points.price]
+    same = (prices.time == prices.busy).all(axis=(1, 3))  # (costs, starts)
+    return np.asarray(np.logical_and.accumulate(same, axis=1)[points.price, points.lengths - 1])
 
 
 def _of_costs(cost: StepCosts, number: Any) -> Floats:
@@ -122,14 +147,23 @@ def _of_costs(cost: StepCosts, number: Any) -> Floats:
 
 
 def _means_of_passes(points: DecodingPoints[Parameters], rounds: PolicyRounds) -> Floats:
-    """Rows of `Moments` of drafts that end at a doubt, from expected passes by position; the variance is nan.
+    """Rows of `Moments` of drafts that end at a doubt, from expected passes by position; variance and operations are nan.
 
     Passes are as in `round_prices`. Sums over positions need no price of every round at every position.
     """
-    parameters, tokens, longest = points.parameters, points.tokens, rounds.longest
-    points = replace(points, cost=parameters.draft_costs(points.cost))
-    cost, price, law = points.cost, points.price, points.law
-    _, counts = rounds.counted(tokens, [_accepted(each) for each in points.laws], [_doubt_of(each) for each in points.laws])
+    points = replace(points, cost=points.parameters.draft_costs(points.cost))
+    found, (lengths, length) = np.full((len(Moments._fields), points.law.size), np.nan), points.of_lengths()
+    for part in rounds.of_points(_policy_laws(points.laws), lengths, points.law, length, by_position=True):
+        assert part.by_position is not None
+        decodings = range(part.drafted.shape[1])
+        some = replace(points, law=part.decoding, price=points.price[part.points], laws=decodings, lengths=None)
+        found[:, part.points] = _means_of_counts(some, rounds.longest, part.by_position)
+    return found
+
+
+def _means_of_counts(points: DecodingPoints[Parameters], longest: int, counts: Floats) -> Floats:
+    """`_means_of_passes` with the expected rounds under each of the points' laws."""
+    parameters, cost, price, law, tokens = points.parameters, points.cost, points.price, points.law, counts.shape[1]
     starts = counts.sum(axis=0)  # (starts, drafted tokens, laws)
     more = np.cumsum(starts[:, :0:-1], axis=1)[:, ::-1]  # that draft at least 1, 2, ... tokens
     again = counts[1, :, 1:].sum(axis=1)  # whose first draft pass also reads the token before
@@ -147,9 +181,14 @@ def _means_of_passes(points: DecodingPoints[Parameters], rounds: PolicyRounds) -
     time, busy = draft + verify, draft * _of_costs(cost, cost.draft_devices)[price] + verify
     if parameters.placement == "separate":
         time = time + 2 * _of_costs(cost, cost.link)[price] * more[:, 0].sum(axis=0)[law]
-    number, drafted = starts.sum(axis=(0, 1))[law], more.sum(axis=(0, 1))[law]
-    operations = number + drafted + np.where(drafted > 0, drafted * points.operations("draft"), 0.0)
-    return np.stack([time, np.full(law.size, np.nan), busy, operations, number, drafted])
+    unknown = np.full(law.size, np.nan)
+    return np.stack([time, unknown, busy, unknown, starts.sum(axis=(0, 1))[law], more.sum(axis=(0, 1))[law]])
+
+
+def _policy_laws(laws: Sequence[Law]) -> PolicyLaws:
+    """Laws of acceptance and, if there are any, of the draft's confidence."""
+    doubts = [_doubt_of(each) for each in laws]
+    return PolicyLaws([_accepted(each) for each in laws], [] if None in doubts else doubts)
 
 
 def _is_known(parameters: Parameters, law: Law) -> bool:
@@ -193,14 +232,17 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
 
 def _moments_of_one(first: int | None, longest: int, tokens: int, law: Law, prices: RoundPrices) -> Moments:
     one, of_costs = np.zeros(1, dtype=np.intp), RoundPrices(*(each[None, ..., : longest + 1] for each in prices))
-    return Moments(*_moments(PolicyRounds(first, longest), tokens, [law], of_costs, one, one)[:, 0].tolist())
+    return Moments(*_moments(PolicyRounds(first, longest), [law], of_costs, one, one, np.array([tokens]), one)[:, 0].tolist())
 
 
 def _moments(
-    rounds: PolicyRounds, tokens: int, laws: Sequence[Law], prices: RoundPrices, law: NDArray[np.intp],
-    price: NDArray[np.intp], means: NDArray[np.bool_] | None = None,
+    rounds: PolicyRounds, laws: Sequence[Law], prices: RoundPrices, law: Indices, price: Indices, lengths: Integers,
+    length: Indices, means: NDArray[np.bool_] | None = None,
 ) -> Floats:  # fmt: skip
-    """Rows of `Moments` of pairs of laws and of prices at several costs."""
+    """Rows of `Moments` of decodings, each of one of several laws, costs and lengths, which rise.
+
+    There are several lengths only where all laws are counted.
+    """
     found = np.empty((len(Moments._fields), law.size))
     accepted = [_accepted(each) for each in laws]
     kind = np.array([_kind_of(each) for each in accepted])[law]
@@ -208,17 +250,17 @@ def _moments(
         mine, chains = np.flatnonzero(law == number), accepted[number].chains
         part, place = np.repeat(np.arange(len(chains)), mine.size), np.tile(mine, len(chains))
         own = None if means is None else means[place]
-        each = _moments(rounds, tokens, chains, prices, part, price[place], own)
+        each = _moments(rounds, chains, prices, part, price[place], lengths, length[place], own)
         parts = each.reshape(len(found), len(chains), mine.size).swapaxes(0, 1)
         found[:, mine] = mixed([Moments(*values) for values in parts])
     for pair in np.flatnonzero(kind == _RECORDS).tolist():
-        found[:, pair] = _of_records(rounds, tokens, accepted[law[pair]], prices.of(int(price[pair])))
+        found[:, pair] = _of_records(rounds, int(lengths[length[pair]]), accepted[law[pair]], prices.of(int(price[pair])))
     counted = np.flatnonzero(kind == _COUNTED)
     if counted.size:
         used, which = np.unique(law[counted], return_inverse=True)
         asked = np.ones(counted.size, dtype=np.bool_) if means is None else ~means[counted]
-        of = [laws[each] for each in used.tolist()]
-        found[:, counted] = _of_counts(rounds, tokens, of, prices, which, price[counted], asked)
+        of = _policy_laws([laws[each] for each in used.tolist()])
+        found[:, counted] = _of_counts(rounds, of, prices, which, price[counted], lengths, length[counted], asked)
     return found
 
 
@@ -237,23 +279,32 @@ def _kind_of(law: Any) -> int:
 
 
 def _of_counts(
-    rounds: PolicyRounds, tokens: int, laws: Sequence[Law], prices: RoundPrices, law: NDArray[np.intp],
-    price: NDArray[np.intp], asked: NDArray[np.bool_],
+    rounds: PolicyRounds, laws: PolicyLaws, prices: RoundPrices, law: Indices, price: Indices, lengths: Integers, length: Indices,
+    asked: NDArray[np.bool_],
 ) -> Floats:  # fmt: skip
-    """Rows of `Moments` of pairs, from the expected rounds under each law; variances where they are `asked`."""
-    first, longest = rounds.first, rounds.longest
-    rates, counts = rounds.counted(tokens, [_accepted(each) for each in laws], [_doubt_of(each) for each in laws])
-    drafted = np.einsum("kpdl->dl", counts)
-    events = drafted if prices.uniform else counts.reshape(-1, counts.shape[-1])
-    mean = busy = linear(events, prices.time.reshape(len(prices.time), -1), law, price)
-    if prices.busy is not prices.time:
-        busy = linear(events, prices.busy.reshape(len(prices.busy), -1), law, price)
-    variance, index = np.full(law.size, np.nan), np.flatnonzero(asked)
-    if first is not None and index.size:
-        square = heuristic_squares(first, longest, tokens, rates, prices, law[index], price[index])
-        variance[index] = np.maximum(square - mean[index] ** 2, 0.0)
-    all_rounds, number = drafted.sum(axis=0)[law], (np.arange(longest + 1) @ drafted)[law]
-    return np.stack([mean, variance, busy, linear(drafted, prices.operations, law, price), all_rounds, number])
+    """Rows of `Moments` from the expected rounds; variances where they are `asked`."""
+    found = np.full((len(Moments._fields), law.size), np.nan)
+    for part in rounds.of_points(laws, lengths, law, length, by_position=not prices.uniform):
+        drafted, of, costs = part.drafted, part.decoding, price[part.points]
+        mean = busy = _total(part, prices.time, costs)
+        if prices.busy is not prices.time:
+            busy = _total(part, prices.busy, costs)
+        number = (np.arange(rounds.longest + 1) @ drafted)[of]
+        operations = linear(drafted, prices.operations, of, costs)
+        found[:, part.points] = mean, np.full(of.size, np.nan), busy, operations, drafted.sum(axis=0)[of], number
+    index = np.flatnonzero(asked)
+    if index.size:
+        square = rounds.squares(laws, prices, law[index], price[index], lengths, length[index])
+        found[1, index] = np.maximum(square - found[0, index] ** 2, 0.0)
+    return found
+
+
+def _total(part: RoundsOfPoints, each: Floats, price: Indices) -> Floats:
+    """Expected total over the rounds of points, with the value of each at several costs."""
+    if part.by_position is None:
+        return linear(part.drafted, each, part.decoding, price)
+    counts = part.by_position
+    return linear(counts.reshape(-1, counts.shape[-1]), each[:, :, : counts.shape[1]].reshape(len(each), -1), part.decoding, price)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -271,14 +322,27 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
 
 def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Law]) -> Work | None:
     """`work` under each of several laws, as arrays of shape (laws,); None if `predict` is nan under one of them."""
+    found = work_of_lengths(parameters, np.array([tokens]), laws)
+    return None if found is None else found.at((slice(None), 0))
+
+
+def work_of_lengths(parameters: Parameters, lengths: Integers, laws: Sequence[Law]) -> Work | None:
+    """`work_of_laws` of several numbers of tokens, which rise, as arrays of shape (laws, lengths).
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> parameters = Parameters(40, "heuristic", draft_length=1)
+    >>> found = work_of_lengths(parameters, np.array([1, 4]), [Iid(1.0)]).by_model["target"]
+    >>> found.passes.tolist()  # all accepted: rounds of one draft, and of the rest
+    [[1.0, 2.0]]
+    """
     if not all(_is_known(parameters, law) for law in laws):
         return None
-    index = np.arange(len(laws))
-    one = np.zeros_like(index)
-    choice = MethodChoice(parameters, tokens, UnitCost(1, cost_ratio=1.0))  # counts do not depend on costs
-    found = predict_points(PredictionPoints([choice], laws, one, index, np.ones(index.size, dtype=np.bool_)))
-    rounds: Any = found.rounds
-    drafted: Any = found.drafted
+    law, length = (each.ravel() for each in np.indices((len(laws), lengths.size)))
+    group = ChoiceGroup(parameters, lengths, [UnitCost(1, cost_ratio=1.0)] * lengths.size)  # counts do not depend on costs
+    found = predict_points(PredictionPoints(GroupedChoices([group]), laws, length, law, np.ones(law.size, dtype=np.bool_)))
+    shape = len(laws), lengths.size
+    rounds: Any = np.reshape(np.asarray(found.rounds), shape)
+    drafted: Any = np.reshape(np.asarray(found.drafted), shape)
     both = {"target": of_passes(parameters.layers, rounds, rounds + drafted, heads=rounds + drafted)}
     return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted, heads=drafted)} if drafted.any() else {}))
 
