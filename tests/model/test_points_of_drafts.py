@@ -126,8 +126,9 @@ LAWS_OF_ADAPTIVE_DRAFTS: dict[str, Any] = {
 @pytest.mark.parametrize(("laws", "costs"), [(2, 12), (9, 3)], ids=["products of counts", "times of pairs"])
 @pytest.mark.parametrize("kind", [*LAWS_OF_ADAPTIVE_DRAFTS])
 @pytest.mark.parametrize("seconds", [False, True])
+@pytest.mark.parametrize("lengths", [[12], [9, 12, 3]], ids=["one length", "lengths"])
 def test_adaptive_drafts_of_many_pairs(
-    monkeypatch: pytest.MonkeyPatch, laws: int, costs: int, kind: str, seconds: bool
+    monkeypatch: pytest.MonkeyPatch, laws: int, costs: int, kind: str, seconds: bool, lengths: list[int]
 ) -> None:  # fmt: skip
     """More costs than numbers of drafted tokens, whose products are then counted; and pairs of which few are computed together."""
     monkeypatch.setattr(heuristic_rounds, "CELLS", 80)
@@ -137,12 +138,13 @@ def test_adaptive_drafts_of_many_pairs(
         growing(LAYERS, draft=0.3, prompt=3 * each) if seconds else UnitCost(LAYERS, cost_ratio=0.05 * (each + 1))
         for each in range(costs)
     ]
-    choice, law = (each.ravel() for each in np.indices((costs, laws)))
+    choice, law = (each.ravel() for each in np.indices((costs * len(lengths), laws)))
     means = np.arange(choice.size) % 4 == 1
-    choices = [MethodChoice(parameters, 12, cost) for cost in of]
+    choices = [MethodChoice(parameters, tokens, cost) for cost in of for tokens in lengths]
     found = adaptive.predict_points(PredictionPoints(choices, known, choice, law, means))
     for index in range(0, choice.size, 5):
-        one = adaptive.predict(parameters, 12, known[law[index]], of[choice[index]])
+        _, tokens, cost = choices[choice[index]]
+        one = adaptive.predict(parameters, tokens, known[law[index]], cost)
         for name, value in vars(one).items():
             if name != "latency_variance" or not means[index]:
                 np.testing.assert_allclose(getattr(found, name)[index], value, rtol=1e-11, err_msg=name)

@@ -18,7 +18,7 @@ from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import theory as speculative
 from model.methods.tree import theory as tree_theory
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups
-from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay, TwoClass
 from model.outcomes.rank_laws import RankRates
 from tests.support.tiers import examples
 
@@ -34,6 +34,7 @@ GROWING = {"shape": "eagle-2", "draft_depth": 3, "width": 2, "nodes": 4, "rank_r
 LOOKUPS = [Lookups.of_rates(hits, 0.6, 4) for hits in (0.0, 0.4, (0.2, 0.7), 1.0)]
 DECISIONS = [Independent(0.0, 0.0), Independent(0.2, 0.1), Independent(1.0, 0.0), Independent(0.3, 1.0)]
 ACCEPTANCE = [Iid(0.0), Iid(0.6), Iid(1.0), Markov(0.5, 0.4), ByPosition([0.1, 0.9] * 20), Rounds([0.9, 0.5, 0.5, 0.1, 0.0])]
+DOUBTED = [{"accept": law, "confidence": TwoClass(0.2, 0.7)} for law in ACCEPTANCE[:5]]
 INDEPENDENT = [Iid(0.0), Iid(0.3), Rounds([0.9, 0.5, 0.5, 0.1, 0.0]), Iid(1.0)]
 EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("autoregressive", {}, [None, None]),
@@ -47,6 +48,8 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("early_exit", {"measure": "state", "first_check": 2}, DEPTHS),
     ("early_exit", {"exit_layer": 5}, [None]),
     ("skipdecode", {"prompt": 4, "sequence_length": 50, "min_layers": 2, "max_layers": 12}, [None, None]),
+    ("adaptive", {"policy": "heuristic", "draft_length": 2, "max_draft_length": 4, "draft_layers": 3}, [*ACCEPTANCE[:5], RECORDED]),
+    ("adaptive", {"policy": "confidence", "max_draft_length": 5}, DOUBTED),
     ("speculative", {"draft_length": 0}, ACCEPTANCE),
     ("speculative", {"draft_length": 3, "draft_layers": 2}, ACCEPTANCE),
     ("speculative", {"draft_length": 5, "context_budget": 4}, INDEPENDENT),
@@ -86,7 +89,9 @@ def test_lengths_together_are_lengths_alone(example: tuple[str, dict[str, Any], 
             assert found.adopted_rows == pytest.approx(alone.adopted_rows, rel=1e-12, abs=1e-12)
             assert ([*found.by_model], [*alone.by_model]) == (_roles(parameters, int(rising[-1])), _roles(parameters, tokens))
             for role, totals in found.by_model.items():
-                assert [*totals] == pytest.approx([*alone.by_model.get(role, NOTHING)], rel=1e-12, abs=1e-12)
+                assert [*totals] == pytest.approx(
+                    [*alone.by_model.get(role, NOTHING)], rel=1e-12, abs=1e-12, nan_ok=True
+                )
 
 
 def _roles(parameters: Any, tokens: int) -> list[str]:

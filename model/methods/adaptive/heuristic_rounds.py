@@ -103,7 +103,8 @@ class HeuristicStates:
             before = [before[0] + before[1]]
         each = self.rates.at(start, most)[-len(before) :]
         # Drafts after which the decoding has not ended: each has a length of its own, and so a place of its own.
-        full, whole, slot = drafted[drafted < self.tokens - 1 - start], 0.0, start % self.longest
+        full, slot = drafted[drafted < self.tokens - 1 - start], start % self.longest
+        whole = np.zeros((full.size, here.shape[-1]))
         for index, (of, rates) in enumerate(zip(before, each, strict=True)):
             survival = np.ones((most + 1, rates.shape[1]))
             np.cumprod(rates, axis=0, out=survival[1:])
@@ -315,14 +316,13 @@ class _RoundProducts:
     def step(self, start: int) -> None:
         """Count the rounds that start at a position, and move on to the next."""
         here, size = self.states.here(start), len(self.total)
-        mass, until = here[..., :size], here[..., size:].reshape(*here.shape[:-1], size, self._kinds.size)
+        mass, until = here[..., :size], here[..., size:].reshape(*here.shape[:-1], size, self._kinds.size)  # views
         for length, number in enumerate(self.states.drafted(start).tolist()):
             so_far = until[length].sum(axis=0)  # (decodings, kinds of rounds)
             self.total[:, number] += so_far
             self.total[:, :, number] += so_far
             self.total[:, number, number] += mass[length].sum(axis=0)
             until[length, :, :, number] += mass[length]
-        here[..., size:] = until.reshape(*here.shape[:-1], -1)
         self.states.advance(start)
 
     def rest(self, begin: int, columns: Indices) -> _SumRest:

@@ -101,13 +101,7 @@ def has_closed_form(parameters: Parameters) -> bool:
 def _predict_together(points: DecodingPoints[Parameters], rounds: Callable[[int | None, int], PolicyRounds]) -> Prediction:
     """Prediction at points of one number of tokens, or of several."""
     parameters, cost, size = points.parameters, points.cost, points.law.size
-    of_laws = [_is_known(parameters, law) for law in points.laws]
-    known = np.array(of_laws)[points.law]
-    if points.lengths is not None:
-        each = zip(of_laws, points.laws, strict=True)
-        apart = np.array([is_known and _kind_of(_accepted(law)) != _COUNTED for is_known, law in each])[points.law]
-        if apart.any():
-            return points.one_length_each(lambda some: _predict_together(some, rounds), apart)
+    known = np.array([_is_known(parameters, law) for law in points.laws])[points.law]
     units, plain = np.full(size, float(parameters.units)), points.plain_times()
     if not known.any():
         nothing = np.full(size, np.nan)
@@ -116,29 +110,20 @@ def _predict_together(points: DecodingPoints[Parameters], rounds: Callable[[int 
     some, values = points.at(index), np.full((len(Moments._fields), size), np.nan)
     if first is None and not cost.uniform:
         values[:, index] = _means_of_passes(some, rounds(first, parameters.longest_draft))
-        of_costs = _of_costs(cost, cost.draft_devices) == 1
+        alike = _of_costs(cost, cost.draft_devices) == 1
         if parameters.placement == "separate":
-            of_costs &= _of_costs(cost, cost.link) == 0
-        alike = of_costs[points.price]
+            alike &= _of_costs(cost, cost.link) == 0
     else:
         prices = prices_of(parameters, cost, points.tokens)
-        alike = _units_alike(prices, points)
+        alike = units_alike(prices)
         lengths, length = some.of_lengths()
         pairs = some.law, some.price, lengths, length, some.means
         values[:, index] = _moments(rounds(first, parameters.longest_draft), some.laws, prices, *pairs)
     found = Moments(*values)
     ratio = replace(points, cost=parameters.draft_costs(cost)).operations("draft")
     operations = found.rounds + found.drafted + np.where(found.drafted > 0, found.drafted * ratio, 0.0)
-    times = found.time, found.variance, found.busy, np.where(known & alike, 1.0, np.nan), units, plain
+    times = found.time, found.variance, found.busy, np.where(known & alike[points.price], 1.0, np.nan), units, plain
     return Prediction(*times, found.rounds, found.drafted, operations)
-
-
-def _units_alike(prices: RoundPrices, points: DecodingPoints[Parameters]) -> NDArray[np.bool_]:
-    """True at points where the unit-time of all rounds equals their time."""
-    if points.lengths is None or prices.uniform:
-        return units_alike(prices)[points.price]
-    same = (prices.time == prices.busy).all(axis=(1, 3))  # (costs, starts)
-    return np.asarray(np.logical_and.accumulate(same, axis=1)[points.price, points.lengths - 1])
 
 
 def _of_costs(cost: StepCosts, number: Any) -> Floats:
@@ -239,10 +224,7 @@ def _moments(
     rounds: PolicyRounds, laws: Sequence[Law], prices: RoundPrices, law: Indices, price: Indices, lengths: Integers,
     length: Indices, means: NDArray[np.bool_] | None = None,
 ) -> Floats:  # fmt: skip
-    """Rows of `Moments` of decodings, each of one of several laws, costs and lengths, which rise.
-
-    There are several lengths only where all laws are counted.
-    """
+    """Rows of `Moments` of decodings, each of one of several laws, costs and lengths, which rise."""
     found = np.empty((len(Moments._fields), law.size))
     accepted = [_accepted(each) for each in laws]
     kind = np.array([_kind_of(each) for each in accepted])[law]
