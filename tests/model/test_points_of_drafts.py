@@ -126,12 +126,12 @@ LAWS_OF_ADAPTIVE_DRAFTS: dict[str, Any] = {
 @pytest.mark.parametrize(("laws", "costs"), [(2, 12), (9, 3)], ids=["products of counts", "times of pairs"])
 @pytest.mark.parametrize("kind", [*LAWS_OF_ADAPTIVE_DRAFTS])
 @pytest.mark.parametrize("seconds", [False, True])
-@pytest.mark.parametrize("lengths", [[12], [9, 12, 3]], ids=["one length", "lengths"])
+@pytest.mark.parametrize(("lengths", "cells"), [([12], 80), ([9, 12, 3], 80), ([9, 12, 3], 1200)])
 def test_adaptive_drafts_of_many_pairs(
-    monkeypatch: pytest.MonkeyPatch, laws: int, costs: int, kind: str, seconds: bool, lengths: list[int]
+    monkeypatch: pytest.MonkeyPatch, laws: int, costs: int, kind: str, seconds: bool, lengths: list[int], cells: int
 ) -> None:  # fmt: skip
     """More costs than numbers of drafted tokens, whose products are then counted; and pairs of which few are computed together."""
-    monkeypatch.setattr(heuristic_rounds, "CELLS", 80)
+    monkeypatch.setattr(heuristic_rounds, "CELLS", cells)
     parameters = AdaptiveParameters(LAYERS, "heuristic", max_draft_length=4, draft_length=2)
     known = [LAWS_OF_ADAPTIVE_DRAFTS[kind](each) for each in range(laws)]
     of = [

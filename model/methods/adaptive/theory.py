@@ -120,8 +120,7 @@ def _predict_together(points: DecodingPoints[Parameters], rounds: Callable[[int 
         pairs = some.law, some.price, lengths, length, some.means
         values[:, index] = _moments(rounds(first, parameters.longest_draft), some.laws, prices, *pairs)
     found = Moments(*values)
-    ratio = replace(points, cost=parameters.draft_costs(cost)).operations("draft")
-    operations = found.rounds + found.drafted + np.where(found.drafted > 0, found.drafted * ratio, 0.0)
+    operations = found.rounds + found.drafted + np.where(found.drafted > 0, found.drafted * points.operations("draft"), 0.0)
     times = found.time, found.variance, found.busy, np.where(known & alike[points.price], 1.0, np.nan), units, plain
     return Prediction(*times, found.rounds, found.drafted, operations)
 
