@@ -100,11 +100,8 @@ class PolicyRounds:
         own = PolicyLaws(*([each[number] for number in used.tolist()] if each else [] for each in laws))
         key = *map(id, (*own.accepted, *own.doubts)), which.tobytes(), tokens.tobytes()
         if key not in self._found:
-            rates, of = AcceptanceRates.of(own.accepted, int(tokens[-1]), self.longest), Decodings(which, tokens)
-            if self.first is None:
-                found = confidence_counts(self.longest, rates, own.doubts, of)
-            else:
-                found = heuristic_counts(self.first, self.longest, rates, of)
+            rates, of = AcceptanceRates.of(own.accepted, int(tokens[-1]), self.longest), Decodings(which, tokens, self.longest)
+            found = confidence_counts(rates, own.doubts, of) if self.first is None else heuristic_counts(self.first, rates, of)
             if len(self._found) >= _KEPT:
                 self._found.clear()
             self._found[key] = own, found  # the laws are held, so that no other has the same identity

@@ -32,23 +32,47 @@ class Followed(Protocol[Rest]):
 
 
 class Decodings(NamedTuple):
-    """Law and number of tokens of each of several decodings, by rising number of tokens."""
+    """Several decodings by rising number of tokens.
+
+    Parameters
+    ----------
+    law, tokens
+        Law and number of tokens of each.
+    longest
+        Longest draft.
+    """
 
     law: Indices
     tokens: Integers
+    longest: int
 
-    def begin(self, last: int) -> Integers:
-        """First one of the `last` positions of each; below 0 for a shorter decoding."""
-        return self.tokens - last
+    @property
+    def last(self) -> int:
+        """Number of last positions at which each is followed by itself; none if all have the same length."""
+        return self.longest if self.tokens[0] != self.tokens[-1] else 0
 
-    def rests(self, of: Followed[Rest], last: int) -> Iterator[Rest]:
-        """Follow all up to their `last` positions, and yield what is needed to go on, of all decodings of one length at a time."""
-        begin, here = self.begin(last), 0
+    @property
+    def begin(self) -> Integers:
+        """First one of the last positions of each; below 0 for a decoding that has fewer."""
+        return self.tokens - self.last
+
+    @property
+    def common(self) -> int:
+        """Number of positions before the last ones of the longest."""
+        return max(int(self.tokens[-1]) - self.last, 0)
+
+    def rests(self, of: Followed[Rest]) -> Iterator[Rest]:
+        """Follow all up to their last positions, and yield what is needed to go on, of all decodings of one length at a time.
+
+        Nothing is yielded if there are no last positions.
+        """
+        begin, here = self.begin, 0
         for until in np.unique(begin).tolist():
             for start in range(here, until):
                 of.step(start)
             here = max(here, until)
-            yield of.rest(until, self.law[begin == until])
+            if self.last:
+                yield of.rest(until, self.law[begin == until])
 
 
 class CountedDecodings(NamedTuple):
@@ -67,25 +91,25 @@ class CountedDecodings(NamedTuple):
     def summed(self) -> Floats:
         """Expected rounds of each decoding by drafted tokens; shape (drafted tokens, decodings).
 
-        >>> of = Decodings(np.array([0, 0]), np.array([1, 3]))
+        >>> of = Decodings(np.array([0, 0]), np.array([1, 3]), 2)
         >>> last = np.array([[[[0.0, 0.5]], [[0.5, 0.5]]], [[[0.0, 0.0]], [[0.0, 0.0]]]])
         >>> CountedDecodings(of, np.full((2, 1, 1, 1), 0.5), last).summed().tolist()
         [[0.5, 2.0]]
         """
         common = np.cumsum(np.pad(self.common.sum(axis=0), ((1, 0), (0, 0), (0, 0))), axis=0)
-        first = common[np.maximum(self.of.begin(self.last.shape[1]), 0), :, self.of.law]
+        first = common[np.maximum(self.of.begin, 0), :, self.of.law]
         return np.asarray(first.T + self.last.sum(axis=(0, 1)))
 
     def at(self, part: slice) -> Floats:
         """Expected rounds of some decodings at each position of the longest; shape (2, tokens, drafted tokens, decodings).
 
-        >>> of = Decodings(np.array([0, 0]), np.array([1, 3]))
+        >>> of = Decodings(np.array([0, 0]), np.array([1, 3]), 2)
         >>> counts = CountedDecodings(of, np.ones((2, 1, 1, 1)), np.full((2, 2, 1, 2), 0.5))
         >>> counts.at(slice(2))[0, :, 0].T.tolist()
         [[0.5, 0.0, 0.0], [1.0, 0.5, 0.5]]
         """
         law, last = self.of.law[part], self.last[..., part]
-        begin = self.of.begin(last.shape[1])[part]
+        begin = self.of.begin[part]
         found = np.zeros((2, int(self.of.tokens[part][-1]), *last.shape[2:]))
         first = max(int(begin[-1]), 0)
         found[:, :first] = np.where((np.arange(first)[:, None] < begin)[:, None], self.common[:, :first][..., law], 0.0)

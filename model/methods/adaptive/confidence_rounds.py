@@ -17,27 +17,29 @@ Indices = NDArray[np.intp]
 
 
 def confidence_counts(
-    longest: int, rates: AcceptanceRates, doubts: Sequence[TwoClass], decodings: Decodings
-) -> CountedDecodings:
+    rates: AcceptanceRates, doubts: Sequence[TwoClass], decodings: Decodings
+) -> CountedDecodings:  # fmt: skip
     """Expected rounds of drafts that end where the draft model is unsure, with the doubts of each law.
 
     A draft ends after an accepted token with probability `low_if_accepted`. After a token that will be rejected it continues until
-    the draft model is unsure, with probability `low_if_rejected` per token, or until `longest` tokens.
+    the draft model is unsure, with probability `low_if_rejected` per token, or until it has the longest draft.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> rates, of = AcceptanceRates.of([Iid(1.0)], 9, 3), Decodings(np.array([0]), np.array([9]))
-    >>> float(confidence_counts(3, rates, [TwoClass(1, 0)], of).at(slice(1), 9).sum())  # one drafted token per round
+    >>> rates, of = AcceptanceRates.of([Iid(1.0)], 9, 3), Decodings(np.array([0]), np.array([9]), 3)
+    >>> float(confidence_counts(rates, [TwoClass(1, 0)], of).at(slice(1)).sum())  # one drafted token per round
     5.0
     """
-    tokens, begin = int(decodings.tokens[-1]), decodings.begin(longest)
+    tokens, longest, positions = int(decodings.tokens[-1]), decodings.longest, decodings.last
     unsure = np.array([(doubt.low_if_accepted, doubt.low_if_rejected) for doubt in doubts]).T
     ahead = np.zeros((longest + 2, 3, len(doubts)))
     ahead[0, REJECTED] = 1.0
-    common = _DraftsUntilUnsure(longest, tokens, max(int(begin[-1]), 0), rates, unsure, ahead)
-    rests = [*decodings.rests(common, longest)]
-    own = rates.last(decodings.law, begin, longest)
-    last = _DraftsUntilUnsure(longest, longest, longest, own, unsure[:, decodings.law], np.concatenate(rests, axis=-1))
-    for start in range(longest):
+    common = _DraftsUntilUnsure(longest, tokens, decodings.common, rates, unsure, ahead)
+    rests = [*decodings.rests(common)]
+    if not rests:
+        return CountedDecodings(decodings, counts := common.counts(), counts[:, :0, :, decodings.law])
+    own = rates.last(decodings.law, decodings.begin, positions)
+    last = _DraftsUntilUnsure(longest, positions, positions, own, unsure[:, decodings.law], np.concatenate(rests, axis=-1))
+    for start in range(positions):
         last.step(start)
     return CountedDecodings(decodings, common.counts(), last.counts())
 

@@ -151,22 +151,24 @@ class _RoundCounter:
         return self.states.rest(begin, columns)
 
 
-def heuristic_counts(first: int, longest: int, rates: AcceptanceRates, decodings: Decodings) -> CountedDecodings:
+def heuristic_counts(first: int, rates: AcceptanceRates, decodings: Decodings) -> CountedDecodings:
     """Expected rounds from the draft length `first` on.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> of = Decodings(np.array([0]), np.array([4]))
-    >>> counts = heuristic_counts(1, 3, AcceptanceRates.of([Iid(1.0)], 4, 3), of).at(slice(1), 4)
+    >>> of = Decodings(np.array([0]), np.array([4]), 3)
+    >>> counts = heuristic_counts(1, AcceptanceRates.of([Iid(1.0)], 4, 3), of).at(slice(1))
     >>> np.argwhere(counts > 0).tolist()  # rounds of 1 and 3 drafts, the second cut to 1
     [[0, 0, 1, 0], [1, 2, 1, 0]]
     """
-    tokens, begin = int(decodings.tokens[-1]), decodings.begin(longest)
-    common = _RoundCounter(HeuristicStates(longest, tokens, rates), max(int(begin[-1]), 0))
+    longest, positions = decodings.longest, decodings.last
+    common = _RoundCounter(HeuristicStates(longest, int(decodings.tokens[-1]), rates), decodings.common)
     common.states.here(0)[first - 1, REJECTED] = 1.0
-    rests = [*decodings.rests(common, longest)]
-    own = HeuristicStates(longest, longest, rates.last(decodings.law, begin, longest), rests)
-    last = _RoundCounter(own, longest)
-    for start in range(longest):
+    rests = [*decodings.rests(common)]
+    if not rests:
+        return CountedDecodings(decodings, common.counts, common.counts[:, :0, :, decodings.law])
+    own = HeuristicStates(longest, positions, rates.last(decodings.law, decodings.begin, positions), rests)
+    last = _RoundCounter(own, positions)
+    for start in range(positions):
         last.step(start)
     return CountedDecodings(decodings, common.counts, last.counts)
 
@@ -188,24 +190,26 @@ def heuristic_squares(
     for block in pair_blocks(pair, length, max(CELLS // (longest * (longest + 1)), 1)):
         pairs, own = np.unique(block.law, return_inverse=True)
         order, place = placed(tokens := lengths[block.price])
-        of = Decodings(own[order], tokens[order])
-        squares = _squares_of(first, longest, rates, prices, laws[pairs], costs[pairs], of)
+        of = Decodings(own[order], tokens[order], longest)
+        squares = _squares_of(first, rates, prices, laws[pairs], costs[pairs], of)
         found[block.points] = squares[place[block.pair]]
     return found
 
 
 def _squares_of(
-    first: int, longest: int, rates: AcceptanceRates, prices: RoundPrices, law: Indices, price: Indices, of: Decodings
+    first: int, rates: AcceptanceRates, prices: RoundPrices, law: Indices, price: Indices, of: Decodings
 ) -> Floats:
     """Mean squares of decodings whose `law` is one of these pairs of laws and costs."""
     laws, which = np.unique(law, return_inverse=True)
-    states = HeuristicStates(longest, int(of.tokens[-1]), rates.at_laws(np.concatenate([laws, law])))
+    states = HeuristicStates(of.longest, int(of.tokens[-1]), rates.at_laws(np.concatenate([laws, law])))
     states.here(0)[first - 1, REJECTED, : laws.size] = 1.0
-    common = _SquaredTimes(states, prices, which, price, np.zeros_like(law), np.zeros(law.size))
-    rests, begin = [*of.rests(common, longest)], of.begin(longest)
-    states, total = _at_last_positions(longest, rests, rates, np.tile(law[of.law], 2), np.tile(begin, 2))
+    common = _SquaredTimes(states, prices, which, price, None, np.zeros(law.size))
+    rests, begin = [*of.rests(common)], of.begin
+    if not rests:
+        return common.total[of.law]
+    states, total = _at_last_positions(of, rests, rates, np.tile(law[of.law], 2), np.tile(begin, 2))
     last = _SquaredTimes(states, prices, np.arange(begin.size), price[of.law], begin, total)
-    for start in range(longest):
+    for start in range(of.last):
         last.step(start)
     return last.total
 
@@ -219,12 +223,12 @@ class _SumRest(NamedTuple):
 
 
 def _at_last_positions(
-    longest: int, rests: Sequence[_SumRest], rates: AcceptanceRates, law: Indices, begin: Integers
+    of: Decodings, rests: Sequence[_SumRest], rates: AcceptanceRates, law: Indices, begin: Integers
 ) -> tuple[HeuristicStates, Floats]:
     """States of decodings at their last positions, probabilities first, and their sums so far; law and begin are of all states."""
     states = [*(rest.masses for rest in rests), *(rest.untils for rest in rests)]
     total = np.concatenate([rest.total for rest in rests])
-    return HeuristicStates(longest, longest, rates.last(law, begin, longest), states), total
+    return HeuristicStates(of.longest, of.last, rates.last(law, begin, of.last), states), total
 
 
 class _SquaredTimes:
@@ -235,13 +239,13 @@ class _SquaredTimes:
     states
         Probabilities under each law, followed by time so far x probability of each decoding.
     law, price, begin
-        Law, cost, and position that counts as the first, of each decoding.
+        Law, cost, and position that counts as the first, of each decoding; None: 0 of all.
     total
         The sums so far.
     """
 
     def __init__(
-        self, states: HeuristicStates, prices: RoundPrices, law: Indices, price: Indices, begin: Integers, total: Floats
+        self, states: HeuristicStates, prices: RoundPrices, law: Indices, price: Indices, begin: Integers | None, total: Floats
     ) -> None:
         self.states, self.prices, self.laws = states, prices, states.rates.first.shape[-1] - law.size
         self.law, self.price, self.begin, self.total = law, price, begin, total
@@ -257,11 +261,13 @@ class _SquaredTimes:
 
     def _times(self, start: int) -> Floats:
         """Times of rounds that start here, by draft length, ending of the round before, and decoding."""
-        drafted, price = self.states.drafted(start), self.price[:, None]
+        drafted, each = self.states.drafted(start), self.prices.time
         if self.prices.uniform:
-            return np.asarray(self.prices.time[price, drafted].T[:, None])
+            return np.asarray(each[:, drafted][self.price].T[:, None])
+        if self.begin is None:
+            return np.asarray(each[:, :, start, drafted][self.price].transpose(2, 1, 0)[:, AFTER_FULL_DRAFT])
         at = np.maximum(self.begin + start, 0)[:, None]
-        return np.asarray(self.prices.time[price, :, at, drafted].transpose(1, 2, 0)[:, AFTER_FULL_DRAFT])
+        return np.asarray(each[self.price[:, None], :, at, drafted].transpose(1, 2, 0)[:, AFTER_FULL_DRAFT])
 
     def rest(self, begin: int, columns: Indices) -> _SumRest:
         """What is needed to go on from the next position; see `HeuristicStates.rest`."""
@@ -284,20 +290,22 @@ def heuristic_products(first: int, longest: int, rates: AcceptanceRates, law: In
     for block in pair_blocks(law, tokens, max(CELLS // (longest * (longest + 1) ** 2), 1)):
         laws, own = np.unique(block.law, return_inverse=True)
         order, place = placed(block.price)
-        of = Decodings(own[order], block.price[order])
-        found[block.points] = _products_of(first, longest, rates.at_laws(laws), of)[place[block.pair]]
+        of = Decodings(own[order], block.price[order], longest)
+        found[block.points] = _products_of(first, rates.at_laws(laws), of)[place[block.pair]]
     return found
 
 
-def _products_of(first: int, longest: int, rates: AcceptanceRates, of: Decodings) -> Floats:
-    laws, kinds, begin = np.arange(rates.first.shape[-1]), longest + 1, of.begin(longest)
+def _products_of(first: int, rates: AcceptanceRates, of: Decodings) -> Floats:
+    laws, kinds = np.arange(rates.first.shape[-1]), of.longest + 1
     of_states = np.concatenate([laws, np.repeat(laws, kinds)])
-    states = HeuristicStates(longest, int(of.tokens[-1]), rates.at_laws(of_states))
+    states = HeuristicStates(of.longest, int(of.tokens[-1]), rates.at_laws(of_states))
     states.here(0)[first - 1, REJECTED, : laws.size] = 1.0
-    rests = [*of.rests(_RoundProducts(states, np.zeros((laws.size, kinds, kinds))), longest)]
-    of_states = np.concatenate([each := np.arange(begin.size), np.repeat(each, kinds)])
-    last = _RoundProducts(*_at_last_positions(longest, rests, rates, of.law[of_states], begin[of_states]))
-    for start in range(longest):
+    rests = [*of.rests(common := _RoundProducts(states, np.zeros((laws.size, kinds, kinds))))]
+    if not rests:
+        return common.total[of.law]
+    of_states = np.concatenate([each := np.arange(of.law.size), np.repeat(each, kinds)])
+    last = _RoundProducts(*_at_last_positions(of, rests, rates, of.law[of_states], of.begin[of_states]))
+    for start in range(of.last):
         last.step(start)
     return last.total
 
