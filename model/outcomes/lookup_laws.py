@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -150,14 +150,17 @@ class Lookups(LookupLaw):
         survival = acceptance_rates[:, None] ** np.arange(1.0, drafted + 1)
         ends = np.pad(survival, ((0, 0), (1, 0)), constant_values=1.0) - np.pad(survival, ((0, 0), (0, 1)))
         mass = np.concatenate([hit_rates[:, None] * ends[:, ::-1], 1 - hit_rates[:, None]], axis=1)
-        counts = np.append(np.full(drafted + 1, drafted), 0)
-        accepted = np.append(np.arange(drafted, -1, -1), 0)
-        laws = [object.__new__(cls) for _ in hit_rates]
-        both = np.broadcast_to(mass[:, None], (len(mass), 2, drafted + 2))
-        for law, chance, kept, own in zip(laws, hit_rates[:, None, None], survival, both, strict=True):
-            law.chances, law.drafted, law.survival = chance, [drafted], [kept]
-            law.cells = LookupCells(counts, accepted, own)
-        return laws
+        cells = LookupCells(
+            np.append(np.full(drafted + 1, drafted), 0), np.append(np.arange(drafted, -1, -1), 0),
+            np.broadcast_to(mass[:, None], (len(mass), 2, drafted + 2)),
+        )  # fmt: skip
+        table = _LookupTable(hit_rates[:, None, None], drafted, survival, cells)
+        return [_LookupsOfTable(table, row) for row in range(len(mass))]
+
+    @property
+    def outcomes(self) -> tuple[bytes, bytes]:
+        """The numbers of tokens of the cells, to compare them with those of other laws."""
+        return self.cells.drafted.tobytes(), self.cells.accepted.tobytes()
 
     @property
     def alike(self) -> bool:
@@ -194,6 +197,61 @@ class Lookups(LookupLaw):
         for tile in draws:
             first, second = (np.searchsorted(ends, tile, side="right") for ends in until)
             yield usual[first] | repeating[second]
+
+
+class _LookupTable:
+    """Laws of `Lookups.each`: chances and survival by law, and cells whose probabilities have a first axis of laws."""
+
+    def __init__(self, chances: Floats, drafted: int, survival: Floats, cells: LookupCells) -> None:
+        self.chances, self.drafted, self.survival, self.cells = chances, drafted, survival, cells
+        self.outcomes = cells.drafted.tobytes(), cells.accepted.tobytes()
+
+
+class _LookupsOfTable(Lookups):
+    """One of the laws of a table, whose parts are made when they are read: thousands of laws are made in a few milliseconds."""
+
+    def __init__(self, table: _LookupTable, row: int) -> None:
+        self.table, self.row = table, row
+
+    def __getattr__(self, name: str) -> Any:
+        """Make what the law has of the table."""
+        if name not in ("chances", "drafted", "survival"):
+            raise AttributeError(name)
+        self.chances, self.drafted, self.survival = (
+            self.table.chances[self.row], [self.table.drafted], [self.table.survival[self.row]],
+        )  # fmt: skip
+        return self.__dict__[name]
+
+    @property
+    def alike(self) -> bool:
+        """True: hit rates do not depend on the round before."""
+        return True
+
+    @property
+    def outcomes(self) -> tuple[bytes, bytes]:
+        """The numbers of tokens of the cells."""
+        return self.table.outcomes
+
+    @cached_property
+    def cells(self) -> LookupCells:
+        """The possible outcomes, those with more accepted tokens first."""
+        return self.table.cells._replace(chance=self.table.cells.chance[self.row])
+
+
+def chances_of(laws: Sequence[Lookups], before: int) -> Floats:
+    """Probabilities of the cells after the first one, or both, of the outcomes before, of laws with the same outcomes.
+
+    The shape is (laws, outcomes before, cells).
+
+    >>> chances_of(Lookups.each(np.array([0.5, 1.0]), np.array([0.5, 0.0]), 1), 1).tolist()
+    [[[0.25, 0.25, 0.5]], [[0.0, 1.0, 0.0]]]
+    """
+    first = laws[0]
+    if isinstance(first, _LookupsOfTable):
+        rows = [law.row for law in laws if isinstance(law, _LookupsOfTable) and law.table is first.table]
+        if len(rows) == len(laws):
+            return np.asarray(first.table.cells.chance[rows, :before])
+    return np.array([law.cells.chance[:before] for law in laws])
 
 
 class ReplayedLookups(LookupLaw):

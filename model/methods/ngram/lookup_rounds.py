@@ -18,7 +18,7 @@ from model.methods.prediction import linear, pair_blocks
 from model.methods.rounds.prices_of_rounds import RoundPrices
 from model.methods.rounds.round_moments import Moments, mean_of
 from model.methods.rounds.round_walks import Tally
-from model.outcomes.lookup_laws import Integers, LookupLaw, Lookups, ReplayedLookups, outcomes_after
+from model.outcomes.lookup_laws import Integers, LookupLaw, Lookups, ReplayedLookups, chances_of, outcomes_after
 
 Floats = NDArray[np.float64]
 
@@ -114,7 +114,7 @@ class _RoundOutcomes(NamedTuple):
         alike = all(law.alike for law in laws)
         drafted, accepted, _ = laws[0].cells
         longest, before = int(accepted.max()), 1 if alike else 2
-        cells = np.array([law.cells.chance[:before] for law in laws]).transpose(1, 2, 0)  # (outcome before, outcomes, laws)
+        cells = chances_of(laws, before).transpose(1, 2, 0)  # (outcome before, outcomes, laws)
         chance = np.zeros((found.size, before, longest + 1, len(laws)))
         for kind, count in enumerate(found.tolist()):
             here = drafted == count
@@ -323,7 +323,7 @@ def moments_of_pairs(
     groups: dict[tuple[bytes, bytes], dict[int, Lookups]] = {}
     for number, each in enumerate(laws):
         if isinstance(each, Lookups):
-            groups.setdefault((each.cells.drafted.tobytes(), each.cells.accepted.tobytes()), {})[number] = each
+            groups.setdefault(each.outcomes, {})[number] = each
             continue
         for index in np.flatnonzero(law == number).tolist():
             found[:, index] = _of_records(int(every[index]), each, prices.of(int(price[index])), cut=cut)
