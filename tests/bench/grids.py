@@ -98,7 +98,7 @@ GRIDS = {
         {"kind": "by-depth", "rank_rates": RANKS}, H100,
         {
             "method.draft_depth": [1, 2, 3, 4, 5], "method.nodes": [8, 16, 32],
-            "cost.prompt": {"from": 128, "to": 4108, "count": 200},
+            "cost.prompt": {"from": 128, "to": 4118, "count": 400},
         },
     ),
     "prompts": FormulaGrid(

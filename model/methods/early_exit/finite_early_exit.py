@@ -244,9 +244,13 @@ def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: 
     [0.0, 0.5, 0.75, 1.0]
     """
     rows = np.arange(1, most + 1)
-    layer = LayerSpan(parameters.layers - 1, parameters.layers, kv_only=True)
-    times = cost.times(PassShape(layer, width=rows, joins=True), position - rows)
+    times = cost.times(_filling_pass(parameters, rows), position - rows)
     return np.concatenate([np.zeros((*times.shape[:-1], 1)), times], axis=-1)
+
+
+def _filling_pass(parameters: Parameters, rows: Any) -> PassShape:
+    """The pass that fills a number of rows in a layer, or each of several numbers."""
+    return PassShape(LayerSpan(parameters.layers - 1, parameters.layers, kv_only=True), width=rows, joins=True)
 
 
 def prices_of_each(parameters: Parameters) -> int:
@@ -256,7 +260,7 @@ def prices_of_each(parameters: Parameters) -> int:
 
 def prices_by_position(parameters: Parameters, several: bool) -> int:
     """Prices of a step at a cost and a position, at points of `several` lengths or one (`DepthPasses`)."""
-    return prices_of_each(parameters) if parameters.fill == "backfill" else _PASSES if several else 1
+    return _PASSES if several else 1
 
 
 class Columns(NamedTuple):
@@ -355,7 +359,7 @@ def _moments_of_laws(points: DecodingPoints[Parameters]) -> tuple[Floats, Floats
     rising = Depths.cdf_of(points.laws, points.tokens)
     mean, variance = _moments_alike(points, rising) if points.cost.uniform else _moments_by_position(points, rising)
     if points.parameters.fill == "backfill":
-        return mean + points.linear(*_fillings(points, rising)), np.full(points.law.size, np.nan)
+        return mean + _filling_time(points, rising), np.full(points.law.size, np.nan)
     return mean, variance
 
 
@@ -439,19 +443,16 @@ def _chances(rising: Floats, positions: Integers, widths: Integers) -> Floats:
     return np.asarray(np.diff(rising[:, positions] ** widths[:, None], prepend=0.0, axis=-1))
 
 
-def _fillings(points: DecodingPoints[Parameters], rising: Floats) -> tuple[Floats, Floats]:
-    """Expected numbers of backfill passes, shape (kinds, laws), and their times, shape (costs, kinds)."""
-    tokens, cost = points.tokens, points.cost
-    if cost.uniform:
-        times = filling_times(points.parameters, cost, tokens - 1, tokens - 1)
-        counts = [_filling_counts(points.parameters, tokens, each).sum(axis=0) for each in rising]
-        return np.stack(counts, axis=-1), times
-    by_place = [filling_times(points.parameters, cost, place, place) for place in range(tokens)]
-    count = len(by_place[0])
-    prices = np.concatenate([
-        np.concatenate([times, np.zeros((count, tokens - 1 - place))], axis=1) for place, times in enumerate(by_place)
-    ], axis=1)  # fmt: skip
-    return np.stack([_filling_counts(points.parameters, tokens, each).ravel() for each in rising], axis=-1), prices
+def _filling_time(points: DecodingPoints[Parameters], rising: Floats) -> Floats:
+    """Expected time of backfill passes at each point: of as many rows, at each first position."""
+    tokens = points.tokens
+    counts = np.stack([_filling_counts(points.parameters, tokens, each) for each in rising], axis=-1)
+    passes = []
+    for rows in range(tokens - 1, 0, -1):  # an error about a width names the largest
+        by_position = np.zeros((tokens, len(rising)))
+        by_position[: tokens - rows] = counts[rows:, rows]
+        passes.append((_filling_pass(points.parameters, rows), by_position))
+    return points.time_of(passes) if passes else np.zeros(points.law.size)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
