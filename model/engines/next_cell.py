@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from model.base.checks import ParameterError
 from model.engines.cells import Cells, Floats
 from model.engines.step_law import StepLaw
-from model.engines.step_terms import PLAIN
+from model.engines.step_terms import PLAIN, logarithms
 
 MOST_CANDIDATES = 400
 SCALINGS = 12
@@ -155,7 +155,7 @@ def _after(law: StepLaw, values: Floats, losses: Floats) -> tuple[Floats, Floats
     noise, count = law.draws["noise"], values.shape[0]
     flat = losses.reshape(count, -1)
     names = [name for name in law.coefficients if np.std(law.draws[name]) > 0]
-    logs = np.stack([np.log(law.draws[name]) if name not in PLAIN else law.draws[name] for name in names], axis=1)
+    logs = np.stack([logarithms(law.draws[name]) if name not in PLAIN else law.draws[name] for name in names], axis=1)
     spread = logs.std(axis=0)
     after, spreads, tells = np.empty(values.shape[1]), np.empty(values.shape[1]), []
     # All that is averaged over the draws, side by side: one product of matrices for each cell.
@@ -191,5 +191,6 @@ def confounded(law: StepLaw) -> list[tuple[str, str]]:
     names = [name for name in law.coefficients if np.std(law.draws[name]) > 0 and name not in PLAIN]
     if len(names) < 2:
         return []
-    matrix = np.corrcoef(np.stack([np.log(law.draws[name]) for name in names]))
+    logs = np.stack([logarithms(law.draws[name]) for name in names])
+    matrix = np.asarray(np.corrcoef(logs))
     return [(names[i], names[j]) for i in range(len(names)) for j in range(i) if abs(matrix[i, j]) > 0.8]

@@ -336,7 +336,7 @@ def _read(found: Any) -> StepLaw:
     for part, values in (("coefficients", found["coefficients"]), ("draws", draws)):
         for name, each in values.items():
             checks.one_of("coefficient", name, PRIORS)
-            low = -math.inf if name in step_terms.PLAIN else step_terms.LEAST
+            low = -math.inf if name in step_terms.PLAIN else step_terms.LEAST if name in step_terms.TARGET else 0.0
             checks.array(f"{part}.{name}", each, low, 1.0 if name in step_terms.LOGITS else 1e9)
     rows = found["cells"]
     experts, kernels = found["experts"], found["kernels"]

@@ -83,8 +83,10 @@ PRIORS: Mapping[str, Prior] = {
 LOGITS = ("expert_correlation", "acceptance_rate")
 PLAIN = ("acceptance_trend",)
 """Coefficients that are not transformed."""
+TARGET = ("weights", "kernels")
+"""Coefficients that give the time of the target's kernels: one of them, which is not zero."""
 LEAST = 1e-300
-"""Least value of a coefficient whose prior is normal in its logarithm or logit: such a prior excludes zero."""
+"""Least value of a coefficient of `TARGET`, and what a zero counts as where logarithms are asked."""
 _EDGE = 1e-6
 """Rates closer than this to 0 or 1 count as this close: a saved draw of five digits may have reached them."""
 
@@ -98,7 +100,16 @@ def in_coordinates_of_prior(name: str, values: ArrayLike) -> Floats:
     given = np.asarray(values, dtype=np.float64)
     if name in PLAIN:
         return given
-    return np.asarray(special.logit(np.clip(given, _EDGE, 1 - _EDGE)) if name in LOGITS else np.log(given))
+    return np.asarray(special.logit(np.clip(given, _EDGE, 1 - _EDGE)) if name in LOGITS else logarithms(given))
+
+
+def logarithms(values: ArrayLike) -> Floats:
+    """Logarithms of numbers of at least 0.
+
+    >>> logarithms([1.0, 0.0]).round(3).tolist()
+    [0.0, -690.776]
+    """
+    return np.asarray(np.log(np.maximum(values, LEAST)))
 
 
 @dataclass(frozen=True)

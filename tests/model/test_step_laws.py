@@ -309,6 +309,18 @@ def test_written_law_predicts_the_same(tmp_path: Path) -> None:
     assert step_law.text(found) == step_law.text(law)
 
 
+def test_a_law_with_zeros_in_its_draws_is_described(tmp_path: Path) -> None:
+    """Some draws without noise, or without a term, say that it is not known; all of them, that there is none."""
+    law, _ = fitted(3, False, True)
+    half, none = np.arange(law.draws["noise"].size) % 2, np.zeros(law.draws["noise"].size)
+    for draws, unknown in ((half, True), (none, False)):
+        of = replace(law, draws={**law.draws, "noise": law.draws["noise"] * draws, "round": law.draws["round"] * draws})
+        found = step_law.load(str(step_law.write(of, tmp_path / "law.json")))
+        told = {row["term"]: row for row in law_report.description(found)["coefficients"]}
+        assert [told[name]["from"] for name in ("noise", "round")] == ["prior" if unknown else "cells"] * 2
+        assert told["noise"]["low"] == 0.0
+
+
 def _changed(**change: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda document: document | change
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.methods.adaptive.common_positions import CountedDecodings, Decodings, placed
+from model.methods.adaptive.common_positions import CountedDecodings, DecodingsByLength, placed
 from model.methods.adaptive.confidence_rounds import confidence_counts
 from model.methods.adaptive.draft_acceptance import AcceptanceRates
 from model.methods.adaptive.heuristic_rounds import heuristic_counts, heuristic_squares
@@ -100,7 +100,8 @@ class PolicyRounds:
         own = PolicyLaws(*([each[number] for number in used.tolist()] if each else [] for each in laws))
         key = *map(id, (*own.accepted, *own.doubts)), which.tobytes(), tokens.tobytes()
         if key not in self._found:
-            rates, of = AcceptanceRates.of(own.accepted, int(tokens[-1]), self.longest), Decodings(which, tokens, self.longest)
+            of = DecodingsByLength(which, tokens, self.longest)
+            rates = AcceptanceRates.of(own.accepted, int(tokens[-1]), self.longest)
             found = confidence_counts(rates, own.doubts, of) if self.first is None else heuristic_counts(self.first, rates, of)
             if len(self._found) >= _KEPT:
                 self._found.clear()

@@ -31,7 +31,7 @@ class Followed(Protocol[Rest]):
         """
 
 
-class Decodings(NamedTuple):
+class DecodingsByLength(NamedTuple):
     """Several decodings by rising number of tokens.
 
     Parameters
@@ -84,14 +84,14 @@ class CountedDecodings(NamedTuple):
         Shapes (2, positions, drafted tokens, laws) and (2, last positions, drafted tokens, decodings).
     """
 
-    of: Decodings
+    of: DecodingsByLength
     common: Floats
     last: Floats
 
     def summed(self) -> Floats:
         """Expected rounds of each decoding by drafted tokens; shape (drafted tokens, decodings).
 
-        >>> of = Decodings(np.array([0, 0]), np.array([1, 3]), 2)
+        >>> of = DecodingsByLength(np.array([0, 0]), np.array([1, 3]), 2)
         >>> last = np.array([[[[0.0, 0.5]], [[0.5, 0.5]]], [[[0.0, 0.0]], [[0.0, 0.0]]]])
         >>> CountedDecodings(of, np.full((2, 1, 1, 1), 0.5), last).summed().tolist()
         [[0.5, 2.0]]
@@ -103,7 +103,7 @@ class CountedDecodings(NamedTuple):
     def at(self, part: slice) -> Floats:
         """Expected rounds of some decodings at each position of the longest; shape (2, tokens, drafted tokens, decodings).
 
-        >>> of = Decodings(np.array([0, 0]), np.array([1, 3]), 2)
+        >>> of = DecodingsByLength(np.array([0, 0]), np.array([1, 3]), 2)
         >>> counts = CountedDecodings(of, np.ones((2, 1, 1, 1)), np.full((2, 2, 1, 2), 0.5))
         >>> counts.at(slice(2))[0, :, 0].T.tolist()
         [[0.5, 0.0, 0.0], [1.0, 0.5, 0.5]]

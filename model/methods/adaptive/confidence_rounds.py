@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from model.methods.adaptive.common_positions import CountedDecodings, Decodings
+from model.methods.adaptive.common_positions import CountedDecodings, DecodingsByLength
 from model.methods.adaptive.draft_acceptance import REJECTED, RIGHT, WRONG, AcceptanceRates
 from model.outcomes.outcome_laws import TwoClass
 
@@ -17,7 +17,7 @@ Indices = NDArray[np.intp]
 
 
 def confidence_counts(
-    rates: AcceptanceRates, doubts: Sequence[TwoClass], decodings: Decodings
+    rates: AcceptanceRates, doubts: Sequence[TwoClass], decodings: DecodingsByLength
 ) -> CountedDecodings:  # fmt: skip
     """Expected rounds of drafts that end where the draft model is unsure, with the doubts of each law.
 
@@ -25,7 +25,7 @@ def confidence_counts(
     the draft model is unsure, with probability `low_if_rejected` per token, or until it has the longest draft.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> rates, of = AcceptanceRates.of([Iid(1.0)], 9, 3), Decodings(np.array([0]), np.array([9]), 3)
+    >>> rates, of = AcceptanceRates.of([Iid(1.0)], 9, 3), DecodingsByLength(np.array([0]), np.array([9]), 3)
     >>> float(confidence_counts(rates, [TwoClass(1, 0)], of).at(slice(1)).sum())  # one drafted token per round
     5.0
     """

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.methods.adaptive.common_positions import CountedDecodings, Decodings, placed
+from model.methods.adaptive.common_positions import CountedDecodings, DecodingsByLength, placed
 from model.methods.adaptive.draft_acceptance import AFTER_FULL_DRAFT, REJECTED, RIGHT, WRONG, AcceptanceRates
 from model.methods.adaptive.draft_length_policies import RISE
 from model.methods.prediction import distinct_pairs, pair_blocks
@@ -151,11 +151,11 @@ class _RoundCounter:
         return self.states.rest(begin, columns)
 
 
-def heuristic_counts(first: int, rates: AcceptanceRates, decodings: Decodings) -> CountedDecodings:
+def heuristic_counts(first: int, rates: AcceptanceRates, decodings: DecodingsByLength) -> CountedDecodings:
     """Expected rounds from the draft length `first` on.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> of = Decodings(np.array([0]), np.array([4]), 3)
+    >>> of = DecodingsByLength(np.array([0]), np.array([4]), 3)
     >>> counts = heuristic_counts(1, AcceptanceRates.of([Iid(1.0)], 4, 3), of).at(slice(1))
     >>> np.argwhere(counts > 0).tolist()  # rounds of 1 and 3 drafts, the second cut to 1
     [[0, 0, 1, 0], [1, 2, 1, 0]]
@@ -190,14 +190,14 @@ def heuristic_squares(
     for block in pair_blocks(pair, length, max(CELLS // (longest * (longest + 1)), 1)):
         pairs, own = np.unique(block.law, return_inverse=True)
         order, place = placed(tokens := lengths[block.price])
-        of = Decodings(own[order], tokens[order], longest)
+        of = DecodingsByLength(own[order], tokens[order], longest)
         squares = _squares_of(first, rates, prices, laws[pairs], costs[pairs], of)
         found[block.points] = squares[place[block.pair]]
     return found
 
 
 def _squares_of(
-    first: int, rates: AcceptanceRates, prices: RoundPrices, law: Indices, price: Indices, of: Decodings
+    first: int, rates: AcceptanceRates, prices: RoundPrices, law: Indices, price: Indices, of: DecodingsByLength
 ) -> Floats:
     """Mean squares of decodings whose `law` is one of these pairs of laws and costs."""
     laws, which = np.unique(law, return_inverse=True)
@@ -223,7 +223,7 @@ class _SumRest(NamedTuple):
 
 
 def _at_last_positions(
-    of: Decodings, rests: Sequence[_SumRest], rates: AcceptanceRates, law: Indices, begin: Integers
+    of: DecodingsByLength, rests: Sequence[_SumRest], rates: AcceptanceRates, law: Indices, begin: Integers
 ) -> tuple[HeuristicStates, Floats]:
     """States of decodings at their last positions, probabilities first, and their sums so far; law and begin are of all states."""
     states = [*(rest.masses for rest in rests), *(rest.untils for rest in rests)]
@@ -290,12 +290,12 @@ def heuristic_products(first: int, longest: int, rates: AcceptanceRates, law: In
     for block in pair_blocks(law, tokens, max(CELLS // (longest * (longest + 1) ** 2), 1)):
         laws, own = np.unique(block.law, return_inverse=True)
         order, place = placed(block.price)
-        of = Decodings(own[order], block.price[order], longest)
+        of = DecodingsByLength(own[order], block.price[order], longest)
         found[block.points] = _products_of(first, rates.at_laws(laws), of)[place[block.pair]]
     return found
 
 
-def _products_of(first: int, rates: AcceptanceRates, of: Decodings) -> Floats:
+def _products_of(first: int, rates: AcceptanceRates, of: DecodingsByLength) -> Floats:
     laws, kinds = np.arange(rates.first.shape[-1]), of.longest + 1
     of_states = np.concatenate([laws, np.repeat(laws, kinds)])
     states = HeuristicStates(of.longest, int(of.tokens[-1]), rates.at_laws(of_states))
