@@ -408,6 +408,11 @@ class MethodParameters(TableRecord):
         return self
 
     @property
+    def times_change_work(self) -> bool:
+        """True if which passes a decoding makes depends on how long they take; used of methods with `timed_work`."""
+        return True
+
+    @property
     def decides_by_costs(self) -> bool:
         """True if `with_costs` may set a parameter, so that cases with other costs have other parameters."""
         return False

@@ -111,7 +111,7 @@ def _kinds(method: registry.Method, points: PointBlock) -> tuple[list[Case], Ind
     for group, part, places in points.segments:
         own, first = points.used_choices[0][part], group.first
         length[own] = first.settings.tokens if group.tokens is None else group.tokens[places]
-        if method.timed_work is not None:  # the passes depend on times: each choice has its own
+        if method.timed_work is not None and first.parameters.times_change_work:  # each choice has passes of its own
             kind[own] = np.arange(len(cases), len(cases) + own.size)
             cases += [group.member(place) for place in places.tolist()]
             continue

@@ -249,6 +249,10 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
     "pearl": {
         "method": [{"name": "pearl", "layers": 32, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
     },
+    "pearl whose drafts are stopped": {
+        "method": [{"name": "pearl", "layers": 32, "draft_length": 4, "draft_stop": "rejection"}], "outcomes": ACCEPTANCE,
+        "cost": DRAFTED_ON_H100,
+    },
     "autoregressive over a roofline": {
         "method": [{"name": "autoregressive", "layers": 40}],
         "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b"},

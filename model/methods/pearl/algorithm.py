@@ -124,6 +124,11 @@ class Parameters(BudgetedDraft, DraftModel):
             )
 
     @property
+    def times_change_work(self) -> bool:
+        """True if a rejection stops the draft."""
+        return not self.lockstep
+
+    @property
     def lockstep(self) -> bool:
         """True if every round waits for its whole draft."""
         return self.draft_stop == ROUND

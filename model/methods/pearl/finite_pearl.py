@@ -31,7 +31,8 @@ Counts = NDArray[np.int64]
 class RoundTables(NamedTuple):
     """Tokens and costs of a round by phase and start position.
 
-    Counts have shape (2, tokens); costs also depend on how the round ends, shape (3, 2, tokens).
+    Counts have shape (2, tokens); costs also depend on how the round ends, shape (3, 2, tokens), or (3, costs, 2, tokens) if they
+    are of several costs.
     """
 
     waiting: Counts
@@ -45,9 +46,16 @@ class RoundTables(NamedTuple):
     passes: Counts
     """Draft passes that begin."""
 
+    def of(self, cost: int) -> RoundTables:
+        """The tables at one of several costs."""
+        time, busy, operations = (each[:, cost] for each in (self.time, self.busy, self.operations))
+        return RoundTables(self.waiting, self.drafted, time, busy, operations, self.passes[:, cost])
+
 
 def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: bool = True) -> RoundTables:
-    """Tabulate the rounds of a decoding at these costs; without `lockstep`, a rejection stops the draft in progress.
+    """Tabulate the rounds of a decoding at a cost, or at each of several.
+
+    Without `lockstep`, a rejection stops the draft in progress.
 
     The target's pass is priced at the position where its round starts, the first draft pass at the position of the last waiting
     token. Each draft pass reads one token: the draft model's cache has all rows before it.
@@ -67,10 +75,10 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
     ([10.0, 10.0, 17.0], [20.0, 20.0, 25.0])
     """
     waiting, drafted, verify, drafts = _parts(draft_length, tokens, cost)
-    links, draft = np.where(drafted > 0, 2 * cost.link, 0.0), drafts(drafted)
+    links, draft = np.where(drafted > 0, 2 * _for_rounds(cost.link), 0.0), drafts(drafted)
     whole = np.maximum(verify, draft + links)
     if lockstep:
-        time, worked, passes = (np.broadcast_to(each, (len(ENDS), *each.shape)) for each in (whole, draft, drafted))
+        time, worked, passes = (np.broadcast_to(each, (len(ENDS), *whole.shape)) for each in (whole, draft, drafted))
     else:
         time = np.stack([verify, np.maximum(verify, drafts(np.minimum(drafted, 1)) + links), whole])
         worked = np.minimum(draft, time)
@@ -78,8 +86,14 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
         # may be stopped before it begins if the passes of both models take exactly the same time.
         begun = ((place < drafted) & (drafts(place) <= time * (1 + _ROUNDING)) for place in range(draft_length))
         passes = sum(begun, np.zeros(time.shape, dtype=np.int64))
-    operations = np.asarray(1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0), dtype=np.float64)
-    return RoundTables(waiting, drafted, time, verify + worked * cost.draft_devices, operations, np.asarray(passes))
+    ratio, devices = _for_rounds(cost.operations("draft")), _for_rounds(cost.draft_devices)
+    operations = np.asarray(1.0 + waiting + np.where(passes > 0, passes * ratio, 0.0), dtype=np.float64)
+    return RoundTables(waiting, drafted, time, verify + worked * devices, operations, np.asarray(passes))
+
+
+def _for_rounds(number: Any) -> Floats:
+    """A number of a cost, or of each of several, with axes of phases and positions."""
+    return np.asarray(number, dtype=np.float64)[..., None, None]
 
 
 def stopped_drafts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[bool, bool]:
@@ -105,7 +119,7 @@ def stopped_drafts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[boo
 def _parts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[Counts, Counts, Floats, Callable[[Any], Floats]]:
     """Return waiting tokens, drafted tokens and time of the target's pass by phase and start position, shape (2, tokens).
 
-    The last item is a function from numbers of draft passes to their time.
+    Times of several costs have a first axis of them. The last item is a function from numbers of draft passes to their time.
     """
     start = np.arange(tokens)
     left = tokens - 1 - start
@@ -114,9 +128,9 @@ def _parts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[Counts, Cou
     drafts = draft_times(cost, draft_length, tokens)
 
     def taken(passes: Any) -> Floats:
-        return np.asarray(drafts[start + waiting, passes])
+        return np.asarray(drafts[..., start + waiting, passes])
 
-    return waiting, drafted, verify_times(cost, draft_length, tokens)[start, waiting], taken
+    return waiting, drafted, verify_times(cost, draft_length, tokens)[..., start, waiting], taken
 
 
 _ROUNDING = 1e-9
@@ -135,16 +149,6 @@ def rounds_by_end(tables: RoundTables, law: Chain) -> Floats:
     return np.stack([mass * rejecting[WAITING_REJECTED], mass * rejecting[FIRST_REJECTED], mass * (1 - rejecting.sum(axis=0))])
 
 
-class FiniteChoice(NamedTuple):
-    """A decoding of `tokens` tokens whose moments are computed."""
-
-    draft_length: int
-    tokens: int
-    law: Any
-    cost: StepCosts
-    lockstep: bool = True
-
-
 def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moments:
     """Return the exact moments if rounds wait for their drafts; `drafted` counts the tokens that the target verifies.
 
@@ -154,22 +158,19 @@ def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moment
     >>> round(200 / exact.time, 3), round(200 / exact.rounds, 3)
     (2.104, 2.104)
     """
-    return moments_of_many([FiniteChoice(draft_length, tokens, law, cost)])[0]
+    return moments_of_tables([round_tables(draft_length, tokens, cost)], [law])[0]
 
 
-def moments_of_many(choices: Sequence[FiniteChoice]) -> list[Moments]:
-    """Return the moments of many decodings, computed together; a law of records gives the mixture of its records."""
-    chains = [chains_of(choice.law, "PEARL") for choice in choices]
-    tables = [round_tables(choice.draft_length, choice.tokens, choice.cost, lockstep=choice.lockstep) for choice in choices]
+def moments_of_tables(tables: Sequence[RoundTables], laws: Sequence[Any]) -> list[Moments]:
+    """Return the moments of decodings of one number of tokens, computed together; a law of records gives the mixture of these."""
+    chains = [chains_of(law, "PEARL") for law in laws]
     wanted = [(table, chain) for table, components in zip(tables, chains, strict=True) for chain in components]
-    by_length = sorted(range(len(wanted)), key=lambda index: wanted[index][0].waiting.shape[1])
-    results: dict[int, Moments] = {}
-    while by_length:
-        longest = wanted[by_length[-1]][0]
-        size = max(_MOST_CELLS // (longest.waiting.size * (int(longest.waiting.max()) + 1)), 1)
-        by_length, part = by_length[:-size], by_length[-size:]
-        results |= zip(part, _moments_of_chains(*zip(*(wanted[index] for index in part), strict=True)), strict=True)
-    in_order = iter(results[index] for index in range(len(wanted)))
+    waiting = tables[0].waiting
+    size = max(_MOST_CELLS // (waiting.size * (int(waiting.max()) + 1)), 1)
+    results: list[Moments] = []
+    for start in range(0, len(wanted), size):
+        results += _moments_of_chains(*zip(*wanted[start : start + size], strict=True))
+    in_order = iter(results)
     parts = [[next(in_order) for _ in components] for components in chains]
     return [part[0] if len(part) == 1 else mixed(part) for part in parts]
 

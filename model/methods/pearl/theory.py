@@ -28,15 +28,22 @@ from model.methods.concurrent.concurrent_claims import claim_bound
 from model.methods.concurrent.concurrent_laws import chains_of
 from model.methods.concurrent.concurrent_work import ModelPasses, expected_work
 from model.methods.pearl.algorithm import DRAFT_STOPS, ROUND, Parameters
-from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_tables, rounds_by_end
-from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
+from model.methods.pearl.finite_pearl import RoundTables, moments_of_tables, round_tables, rounds_by_end
+from model.methods.prediction import (
+    DecodingPoints,
+    MethodChoice,
+    Prediction,
+    PredictionPoints,
+    distinct_pairs,
+    predict_by_decoding,
+)
 from model.methods.rounds.round_moments import Moments
 from model.methods.speculative.theory import sum_of_powers
 from model.outcomes.outcome_laws import Chain, constant_rates
 
 __all__ = [
     "claim_bound", "claim_formula", "expected_tokens", "operations", "predict", "predict_points", "slowest", "speedup",
-    "steady_state", "timed_work", "work",
+    "steady_state", "timed_work", "work", "work_of_laws",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -71,22 +78,25 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
-    """`predict` at many points, computed together."""
-    chosen, laws, index = points.pairs()
-    finite = []
-    for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):
-        parameters, tokens, cost = points.choices[choice]
-        cost = parameters.draft_costs(cost)
-        finite.append(FiniteChoice(parameters.draft_length, tokens, points.laws[law], cost, parameters.lockstep))
-    moments = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(finite), strict=True)))
+    """`predict` at many points; rounds are tabulated together for all costs."""
+    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * parameters.draft_length + _CELLS_OF_A_START)
 
-    def ratio(choice: MethodChoice[Parameters]) -> float:
-        tables = _tables(choice.parameters, choice.tokens, choice.cost)
-        return 1.0 if np.array_equal(tables.time, tables.busy) else np.nan
 
-    units = points.of_choices(lambda each: each.parameters.units)
-    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
-    times = moments.time, moments.variance, moments.busy, points.of_choices(ratio), units, plain
+_CELLS_OF_A_START = 30
+"""Numbers in `RoundTables` of one cost and position: five arrays, by the end and the phase of the round."""
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points of one number of tokens."""
+    parameters, cost = points.parameters, points.cost
+    tables = _tables(parameters, points.tokens, cost)
+    law, price, pair = distinct_pairs(points.law, points.price)
+    each = [tables.of(number) for number in range(int(points.price.max()) + 1)]
+    found = moments_of_tables([each[number] for number in price.tolist()], [points.laws[number] for number in law.tolist()])
+    moments = Moments(*(np.array(column)[pair] for column in zip(*found, strict=True)))
+    alike = np.broadcast_to((tables.time == tables.busy).all(axis=(0, 2, 3)), len(each))
+    ratio, units = np.where(alike, 1.0, np.nan)[points.price], np.full(points.law.size, float(parameters.units))
+    times = moments.time, moments.variance, moments.busy, ratio, units, points.plain_times()
     return Prediction(*times, moments.rounds, moments.drafted, moments.operations)
 
 
@@ -117,9 +127,15 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
     >>> round(totals["target"].passes, 3), round(totals["draft"].passes, 3)
     (95.061, 372.284)
     """
-    if not isinstance(law, Chain) or not parameters.lockstep:
+    found = work_of_laws(parameters, tokens, [law])
+    return None if found is None else found.at(0)
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[Any]) -> Work | None:
+    """`work` under each of several laws, as arrays of shape (laws,); None if it is not known under one of them."""
+    if not parameters.lockstep or not all(isinstance(law, Chain) for law in laws):
         return None
-    return timed_work(parameters, tokens, [law], UnitCost(1, cost_ratio=0.0)).at(0)
+    return timed_work(parameters, tokens, laws, UnitCost(1, cost_ratio=0.0))
 
 
 def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work:
