@@ -557,6 +557,16 @@ def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.M
     assert_same(together, alone)
 
 
+@pytest.mark.parametrize("name", ["pearl", "pearl whose drafts are stopped"])
+def test_work_that_depends_on_times_is_that_of_each_point(name: str) -> None:
+    """Slower drafts begin fewer passes until a rejection stops them."""
+    tables = {"scenario": {"name": "x", "tokens": 20, "views": ["formula"]}, **ON_HARDWARE[name]}
+    grid = Grid(tables | {"sweep": {"cost.draft_step_s": [0.0, 0.002, 0.0]}})
+    together = formula_view.frame(grid, 0, grid.points)
+    assert_same(together, pl.concat([formula_view.frame(grid, at, at + 1) for at in range(grid.points)]))
+    assert (together["flops_per_token"].n_unique() == 1) == (name == "pearl")
+
+
 def test_prompts_fit_one_device_as_they_do_alone() -> None:
     """Weights of 16 GB and 128 kB of cache for each position: three prompts fit 80 GB, and a fourth fits two devices only."""
     tables = {"scenario": {"name": "x", "tokens": 6, "views": ["formula"]}, **ON_HARDWARE["speculative"]}
