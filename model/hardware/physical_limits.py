@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from model.architectures.transformer import BYTES, Shape, restored
 from model.base.checks import ParameterError
-from model.hardware.profile import AXES, Profile
+from model.hardware.profile import AXES, Profile, rows_by_part
 
 if TYPE_CHECKING:
     from model.logs.recorded_decoding import Decoding
@@ -149,17 +149,23 @@ def longest_time(moved: Floats | float, operations: Floats | float, bandwidth: f
 
 def refuse_slow(profile: Profile) -> None:
     """Refuse a profile with a time that is far too long for its device; the error names the row."""
-    table = profile.table
+    if profile.dtype not in BYTES:
+        return
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
+    try:
+        shape = replace(Shape(**restored(values)), dtype=profile.dtype)
+    except (TypeError, ParameterError):  # `model.hardware.profile_costs.shape_of` raises it where the shape is needed
+        shape = None
+    rows_of = rows_by_part(profile.table)
     for part, launches in LAUNCHES.items():
-        rows = table.filter(table["part"] == part)
-        if not rows.height or profile.dtype not in BYTES:
+        if part not in rows_of:
             continue
+        rows = profile.table[rows_of[part]]
         axes = {axis: rows[axis].to_numpy().astype(np.float64) for axis in AXES[part]}
-        tensor_parallel, busy = (rows[name].to_numpy() for name in ("tensor_parallel", "busy"))
-        moved, operations = _work_of(profile, part, axes)
+        tensor_parallel, busy, seconds = (rows[name].to_numpy() for name in ("tensor_parallel", "busy", "time_s"))
+        moved, operations = _work_of(profile, shape, part, axes)
         # Other busy units share the same memory.
         bound = longest_time(moved, operations, profile.bandwidth, profile.rate, launches) * (1 + busy)
-        seconds = rows["time_s"].to_numpy()
         if (seconds > bound).any():
             row = int(np.argmax(seconds / bound))
             at = ", ".join(f"{axis} {values[row]:g}" for axis, values in (axes | {"tensor_parallel": tensor_parallel}).items())
@@ -169,17 +175,14 @@ def refuse_slow(profile: Profile) -> None:
             )
 
 
-def _work_of(profile: Profile, part: str, axes: dict[str, Floats]) -> tuple[Floats, Floats]:
-    """Bytes and operations of the rows of a profile, of a model or of operations."""
+def _work_of(profile: Profile, shape: Shape | None, part: str, axes: dict[str, Floats]) -> tuple[Floats, Floats]:
+    """Bytes and operations of the rows of a profile, of a model or of operations; without bound where the shape is not known."""
     if part == "gemm":
         m, n, k = (axes[name] for name in ("m", "n", "k"))
         return (m * k + n * k + m * n) * BYTES[profile.dtype], 2 * m * n * k
     if part == "decode":
         return tiled(axes, BYTES[profile.dtype])
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
-    try:
-        shape = replace(Shape(**restored(values)), dtype=profile.dtype)
-    except (TypeError, ParameterError):  # `model.hardware.profile_costs.shape_of` raises it where the shape is needed
+    if shape is None:
         return np.full(axes[AXES[part][0]].shape, np.inf), np.zeros(axes[AXES[part][0]].shape)
     if part == "attention":
         width, context, batch = axes["width"], np.maximum(axes["context"], TILE), axes["batch"]

@@ -240,24 +240,27 @@ def check_table(table: pl.DataFrame, kind: str) -> None:
             raise ParameterError(f"column {name} must hold {'names' if name == 'part' else 'numbers'}, got {dtype}")
     if not table.height:
         raise ParameterError("the table is empty; a profile has at least one row")
-    parts = table["part"]
-    present = parts.unique(maintain_order=True).to_list()
-    for part in present:
+    present = rows_by_part(table)
+    for part, rows in present.items():
         if part not in AXES:
-            raise ParameterError(f"row {_rows_of(parts, part)[0] + 1}: {checks.unknown('part', part, AXES)}")
+            raise ParameterError(f"row {rows[0] + 1}: {checks.unknown('part', part, AXES)}")
     if not {*present} & {*KINDS[kind]}:
         needed = " or ".join(KINDS[kind])
         raise ParameterError(f"a profile of kind {kind} must have rows of {needed}, got {', '.join(sorted(present))}")
     columns = {name: table[name].cast(pl.Float64).to_numpy() for name in table.columns if name != "part"}  # null becomes nan
-    for part in present:
-        rows = _rows_of(parts, part)
+    for part, rows in present.items():
         names = [name for name in ("tensor_parallel", "busy", *AXES[part], *TIMES) if name in columns]
         _check_part(part, rows, {name: columns[name][rows] for name in names})
 
 
-def _rows_of(parts: pl.Series, part: str | None) -> NDArray[np.int64]:
-    """Indices of the rows of a part."""
-    return np.flatnonzero(parts.eq_missing(part).to_numpy())
+def rows_by_part(table: pl.DataFrame) -> dict[str, NDArray[np.int64]]:
+    """Indices of the rows of each part, in the order of the table; a part without a name is None."""
+    stretches = table["part"].rle().struct.unnest()  # rows of a part mostly follow each other
+    lengths = stretches["len"].to_numpy()
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    for part, length, stop in zip(stretches["value"].to_list(), lengths.tolist(), np.cumsum(lengths).tolist(), strict=True):
+        found.setdefault(part, []).append(np.arange(stop - length, stop))
+    return {part: each[0] if len(each) == 1 else np.concatenate(each) for part, each in found.items()}
 
 
 def _repeated(points: NDArray[np.float64]) -> bool:
