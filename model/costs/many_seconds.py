@@ -558,11 +558,13 @@ def errors_of(costs: VariedSeconds, tokens: int | NDArray[np.int64]) -> Floats:
     return found
 
 
-def plain_times_of(costs: VariedSeconds, tokens: int | NDArray[np.int64]) -> Floats:
-    """Time of plain decoding of `tokens` tokens of one sequence (or as many for each cost), by cost [s]."""
+def plain_times_of(
+    costs: VariedSeconds, tokens: int | NDArray[np.int64], step_times: Callable[[NDArray[np.intp], ManySeconds], Floats]
+) -> Floats:  # fmt: skip
+    """Time of plain decoding of `tokens` tokens (or as many for each cost), by cost [s], from the times of steps at positions."""
     found = np.empty(len(costs))
     for mine, each, at, where in _in_blocks(costs, tokens):
-        found[mine] = np.cumsum(each.plain_times(at), axis=-1)[where]
+        found[mine] = np.cumsum(step_times(at, each), axis=-1)[where]
     return found
 
 

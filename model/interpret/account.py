@@ -297,15 +297,16 @@ def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> W
     return Work({"target": Totals(steps, layers * steps, layers * heads, attended, attended, head_runs=steps, heads=heads)})
 
 
-def plain_work_alone(layers: int, tokens: Any) -> Work:
-    """Work of plain decoding of `tokens` tokens of one sequence, a number or an array of them.
+def plain_work_of_tokens(layers: int, tokens: Any, sequences: int = 1) -> Work:
+    """Work of plain decoding of `tokens` tokens, a number or an array of them, of one sequence or of equal ones together.
 
-    >>> plain_work_alone(40, 10) == plain_work(40, range(10))
-    True
+    >>> plain_work_of_tokens(40, 10) == plain_work(40, range(10)), plain_work_of_tokens(40, 10, 3) == plain_work(40, range(10), 3)
+    (True, True)
     """
     steps: Any = np.asarray(tokens, dtype=np.float64) if np.ndim(tokens) else float(tokens)
-    attended = layers * steps * (steps + 1) / 2
-    return Work({"target": Totals(steps, layers * steps, layers * steps, attended, attended, head_runs=steps, heads=steps)})
+    heads = sequences * steps
+    attended = layers * heads * (steps + 1) / 2
+    return Work({"target": Totals(steps, layers * steps, layers * heads, attended, attended, head_runs=steps, heads=heads)})
 
 
 class FlopsAndBytes(NamedTuple):

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Work, plain_work
+from model.interpret.account import Work, plain_work, plain_work_of_tokens
 from model.methods.method_parameters import LOCKSTEP, STATIC, MethodParameters
 from model.steps import Batch, Forward, LayerSpan, Steps
 
 MAX_STATIC = 4096
 """Largest static batch; all its sequences are simulated."""
+MOST_ALIKE = 500
+"""Largest group of equal sequences with binomial laws; larger ones overflow binomial coefficients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +99,14 @@ class StaticBatching(MethodParameters):
 
     def plain_steps(self, tokens: int) -> int:
         """Steps of plain decoding of the same batches."""
-        if self.decoded_sequences == 1:
+        if self.lengths is None:
             return tokens
         return sum(max(batch.values()) for batch in self.batches(tokens))
 
     def total_tokens(self, tokens: int) -> int:
         """Total tokens of all decoded sequences."""
-        if self.decoded_sequences == 1:
-            return tokens
+        if self.lengths is None:
+            return tokens * self.decoded_sequences
         return sum(sum(batch.values()) for batch in self.batches(tokens))
 
     def shortened(self, tokens: int) -> Self:
@@ -123,9 +125,15 @@ class StaticBatching(MethodParameters):
             time = sum(cost.plain_times(position[sequences == each], each).sum(axis=-1) for each in known.tolist())
         return time if np.ndim(time) else float(time)
 
+    def plain_step_times(self, positions: NDArray[np.int64], cost: StepCosts) -> Any:
+        """Time of a step of plain decoding of sequences of equal length at each position; of several costs an array."""
+        return super().plain_step_times(positions, cost) if self.decoded_sequences == 1 else cost.plain_times(positions, self.sequences)
+
     def plain_work(self, tokens: Any) -> Work:
-        """Work of plain decoding of the same sequences in the same batches; of a single sequence also for an array of tokens."""
-        return super().plain_work(tokens) if self.decoded_sequences == 1 else plain_work(self.layers, *self.columns(tokens))
+        """Work of plain decoding of the same sequences in the same batches; of equal sequences also for an array of tokens."""
+        if self.lengths is None:
+            return plain_work_of_tokens(self.layers, tokens, self.decoded_sequences)
+        return plain_work(self.layers, *self.columns(tokens))
 
 
 @lru_cache(maxsize=8)

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model.base import checks
 from model.base.table_records import TableRecord, key_names
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Work, plain_work_alone
+from model.interpret.account import Work, plain_work_of_tokens
 from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
 from model.methods.peak_demand import Demand
@@ -365,13 +368,22 @@ class MethodParameters(TableRecord):
         """True if the method can decode static batches, with all their sequences."""
         return False
 
+    @property
+    def predicts_lengths_together(self) -> bool:
+        """True if closed forms take several numbers of tokens together: those of a single sequence."""
+        return self.decoded_sequences == 1
+
     def plain_time(self, tokens: int, cost: StepCosts) -> Any:
         """Time of plain decoding of the same sequences in the same batches; of several costs an array."""
         return cost.plain_time(tokens)
 
+    def plain_step_times(self, positions: NDArray[np.int64], cost: StepCosts) -> Any:
+        """Time of a step of plain decoding at each position, where `predicts_lengths_together`; of several costs an array."""
+        return cost.plain_times(positions)
+
     def plain_work(self, tokens: Any) -> Work:
-        """Work of plain decoding of the same sequences in the same batches; of a single sequence also for an array of tokens."""
-        return plain_work_alone(self.layers, tokens)
+        """Work of plain decoding of the same sequences in the same batches; of equal sequences also for an array of tokens."""
+        return plain_work_of_tokens(self.layers, tokens)
 
     # --- Checks and changes that need more than the parameters ---
 

@@ -178,7 +178,7 @@ class DecodingPoints(Generic[Chosen]):
     means
         As of `PredictionPoints`.
     lengths
-        Tokens of each point if they differ, shape (points,). Then a single sequence is decoded.
+        Tokens of each point if they differ, shape (points,). Then `predicts_lengths_together` of the parameters is true.
     """
 
     parameters: Chosen
@@ -203,7 +203,8 @@ class DecodingPoints(Generic[Chosen]):
             return np.asarray(self.parameters.plain_time(self.tokens, self.cost)[self.price])
         if self.cost.uniform:
             return np.asarray(self.lengths * self.parameters.plain_time(1, self.cost)[self.price])
-        return np.asarray(np.cumsum(self.cost.plain_times(np.arange(self.tokens)), axis=-1)[self.price, self.lengths - 1])
+        times = self.parameters.plain_step_times(np.arange(self.tokens), self.cost)
+        return np.asarray(np.cumsum(times, axis=-1)[self.price, self.lengths - 1])
 
     def operations(self, role: str) -> Floats:
         """Operations per token in a pass of this model relative to the target, at each point [-]."""
@@ -374,7 +375,7 @@ def predict_by_decoding(
     for group, begin in zip(groups.groups, groups.starts.tolist(), strict=False):
         one = group.costs.first if isinstance(group.costs, Varied) else group.costs[0]
         of_any = together == "always" or (together == "uniform" and one.uniform)
-        apart, which = _lengths_apart(group, together=of_any and group.parameters.decoded_sequences == 1)
+        apart, which = _lengths_apart(group, together=of_any and group.parameters.predicts_lengths_together)
         several = apart == [0] and not one.uniform and not isinstance(group.tokens, int)
         costs_of.append(begin + (_distinct(group.costs)[1] if several else np.arange(len(group.costs))))
         of_lengths = []

@@ -155,7 +155,7 @@ class Method:
     distribution: Callable[..., tuple[Any, Any] | None] | None = None
     """Latencies and their probabilities: (parameters, tokens, law, cost)."""
     straggler_loss: Callable[..., float | None] | None = None
-    """Loss of static batches by waiting for their slowest sequence: (parameters, cost, rounds, latency, tokens)."""
+    """Loss of static batches by waiting for their slowest sequence: (parameters, cost, rounds, latency, tokens, price)."""
     paper_formula: Callable[[ComparedRuns], FormulaPoint | None] | None = None
     """Value of the paper's formula for real runs with one set of parameters; None: not defined. See `FORMULA_CHECK`."""
     claim_bound: Callable[[ClaimTerms], Limit] | None = None

@@ -318,11 +318,8 @@ class Case:
 
     @property
     def tokens_vary(self) -> bool:
-        """True if another number of tokens changes no parameter, and its costs only as `sim.scenarios.hardware_axes` knows.
-
-        A single sequence is decoded, alone or among others of its batch.
-        """
-        if self.parameters.decoded_sequences > 1:
+        """True if another number of tokens changes no parameter, and its costs only as `sim.scenarios.hardware_axes` knows."""
+        if not self.parameters.predicts_lengths_together:
             return False
         if self.hardware is not None:
             return True

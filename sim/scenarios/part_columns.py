@@ -198,7 +198,7 @@ class HardwareGroup(CaseGroup):
         else:
             from model.costs import many_seconds
 
-            time = many_seconds.plain_times_of(self._alone, self.tokens)
+            time = many_seconds.plain_times_of(self._alone, self.tokens, self.first.parameters.plain_step_times)
         return OneDevice(np.where(np.isnan(error), np.nan, time), self.columns["seconds_error"], error)
 
     def costs_of(self, which: str) -> Sequence[StepCosts]:

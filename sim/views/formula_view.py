@@ -381,14 +381,17 @@ def _columns_over_one_device(points: PointBlock, found: Mapping[str, Floats], pl
     return pl.DataFrame(columns)
 
 
-def straggler_loss(case: Case, rounds: Any, latency: Any, cost: StepCosts | None = None) -> Row:
+def straggler_loss(
+    case: Case, rounds: Any, latency: Any, cost: StepCosts | None = None, price: Index | None = None
+) -> Row:  # fmt: skip
     """Straggler loss of static batches from the mean rounds and latency (or arrays), if the method's theory gives it.
 
-    `cost` are costs in place of the case's, one for each entry of the arrays.
+    `cost` are costs in place of the case's, one for each entry of the arrays; or `price` is the index of each entry's, and the
+    tokens of the case are an array, too.
     """
     known = registry.method(case.method).straggler_loss
     costs = case.cost if cost is None else cost
-    loss = None if known is None else known(case.parameters, costs, rounds, latency, case.settings.tokens)
+    loss = None if known is None else known(case.parameters, costs, rounds, latency, case.settings.tokens, price)
     return {} if loss is None else {"straggler_loss": loss}
 
 
@@ -401,7 +404,12 @@ def _straggler_losses(points: PointBlock, rounds: Floats, latency: Floats) -> Fl
         costs = group.at(places).costs_of("cost")
         for at in range(0, mine.size, MANY_POINTS):
             some = mine[at : at + MANY_POINTS]
-            cost = costs.at(index[some] - part.start).joined() if isinstance(costs, Varied) else group.first.cost
-            row = straggler_loss(group.first, rounds[some], latency[some], cost)
+            own, case, price = index[some] - part.start, group.first, None
+            varied = costs.at(own) if isinstance(costs, Varied) else None
+            if group.tokens is not None:
+                case = case.with_tokens(group.tokens[places[own]])
+                if varied is not None and not case.cost.uniform:
+                    varied, price = varied.unique()
+            row = straggler_loss(case, rounds[some], latency[some], case.cost if varied is None else varied.joined(), price)
             found[some] = row.get("straggler_loss", np.nan)
     return found

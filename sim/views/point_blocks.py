@@ -76,7 +76,7 @@ class PointBlock:
     def of_decodings(self, value: Callable[[MethodParameters, Any], Any]) -> Floats:
         """Evaluate a function of parameters and tokens for each point, once for choices that share these.
 
-        Of single sequences of several lengths it gets the array of their tokens.
+        Of several numbers of tokens that are predicted together it gets the array.
         """
         used, index = self.used_choices
         known: dict[tuple[int, int], float] = {}

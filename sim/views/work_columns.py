@@ -133,7 +133,7 @@ def _works(
     """
     distinct, which = np.unique(lengths, return_inverse=True)
     used, law = np.unique(outcomes, return_inverse=True)
-    several = distinct.size > 1 and case.parameters.decoded_sequences == 1
+    several = distinct.size > 1 and case.parameters.predicts_lengths_together
     if method.work_of_lengths is not None and several and used.size * distinct.size <= _LARGEST_PRODUCT * lengths.size:
         together = [*_of_lengths(method, case, points, (distinct, which), (used, law))]
         if all(work is not None for _, work in together):

@@ -128,6 +128,10 @@ GRIDS = {
         2e3, {"name": "speculative", "layers": 32, "draft_length": 4, "sequences": 8, "batching": "static"}, ACCEPT, H100,
         {"outcomes.acceptance_rate": _steps(0.3, 0.9, 1000)},
     ),
+    "static-lengths": FormulaGrid(
+        2e3, {"name": "speculative", "layers": 32, "draft_length": 4, "sequences": 8, "batching": "static"}, ACCEPT, H100,
+        {"scenario.tokens": {"from": 32, "to": 331, "count": 300}, "outcomes.acceptance_rate": [0.3, 0.5, 0.7, 0.9]},
+    ),
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from model.methods.early_exit.theory import exit_pmf
 from model.methods.ngram import lookup_rounds
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds.round_laws import MixedRounds, Rounds
+from model.methods.speculative import rounds_of_lengths
 from model.methods.tree import tree_lengths
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups
@@ -73,6 +74,17 @@ CASES = {
     "rates by position": Decodings("speculative", {"draft_length": 3}, [Iid(0.5), BY_POSITION]),
     "drafts with a budget": Decodings("speculative", {"draft_length": 3, "context_budget": 20}, RATES),
     "draft heads, kept full": Decodings("speculative", {"draft_length": 2, "drafter": "heads", "sequences": 4}, RATES),
+    "static batches": Decodings(
+        "speculative", {"draft_length": 3, "sequences": 4, "batching": "static"},
+        [*RATES, Markov(0.6, 0.3), Rounds([0.9, 0.5, 0.2]), BY_POSITION],
+    ),
+    "static batches, drafts longer than most decodings": Decodings(
+        "speculative", {"draft_length": 9, "sequences": 2, "batching": "static", "placement": "separate"}, RATES,
+    ),
+    "static batches, drafts with a budget": Decodings(
+        "speculative", {"draft_length": 1, "sequences": 5, "batching": "static", "context_budget": 20}, RATES,
+    ),
+    "static batches, no drafts": Decodings("speculative", {"draft_length": 0, "sequences": 3, "batching": "static"}, RATES),
     "self-speculative": Decodings("self_speculative", {"exit_layer": 4, "draft_length": 3}, RATES),
     "self-speculative, all layers again": Decodings(
         "self_speculative", {"exit_layer": 4, "draft_length": 5, "reuse": False}, [*RATES, BY_POSITION],
@@ -270,7 +282,7 @@ def _require_alike(case: Decodings, group: ChoiceGroup[Any], pairs: NDArray[np.i
 
 IN_BLOCKS = (
     "tree of many levels", "tree, kept full", "ngram, two kinds of matches", "adaptive, heuristic with a budget",
-    "adaptive, doubts",
+    "adaptive, doubts", "static batches",
 )  # fmt: skip
 
 
@@ -286,6 +298,9 @@ def test_lengths_in_small_blocks_are_predicted_alike(name: str, monkeypatch: pyt
     monkeypatch.setattr(heuristic_rounds, "CELLS", 60)
     monkeypatch.setattr(lookup_rounds, "_CELLS", 200)
     monkeypatch.setattr(lookup_rounds, "_PAIRS", 5)
+    monkeypatch.setattr(rounds_of_lengths, "_TOGETHER", 2 * 5 * 28 * 3)  # three lengths
+    monkeypatch.setattr(rounds_of_lengths, "_NEAR", 60)
+    monkeypatch.setattr(rounds_of_lengths, "_KEPT", 0)
     pairs = np.stack(np.meshgrid(np.arange(36), np.arange(len(case.laws))), axis=-1).reshape(-1, 2)
     _require_alike(case, group, pairs, 1e-11)
 

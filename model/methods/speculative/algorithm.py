@@ -228,6 +228,11 @@ class Parameters(batching.StaticBatching, BudgetedDraft, DraftModel):
         return self.concurrent_sequences * (self.longest_draft + 1)
 
     @property
+    def predicts_lengths_together(self) -> bool:
+        """True if closed forms take several numbers of tokens together: those of a sequence, or of a batch of equal ones."""
+        return self.decoded_sequences == 1 or (self.lengths is None and self.sequences <= batching.MOST_ALIKE)
+
+    @property
     def overrun(self) -> int:
         """Positions after the end of the longest sequence that a pass may reach, because drafts of a batch have equal length."""
         return self.longest_draft if self.concurrent_sequences > 1 or not self.cut else 0

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from model.methods.batching import MOST_ALIKE
 from model.methods.rounds.starts_by_round import NEVER, ROUNDS, RoundsLaw, RoundStretch, stretches
 from model.outcomes.outcome_laws import Floats
 
@@ -29,8 +30,6 @@ _MOST_LAWS = 48
 """Largest number of laws that are evaluated together: more have fewer terms in common that are 0."""
 _KEPT = 100_000
 """Largest size of a cached result, in numbers."""
-_MOST_ALIKE = 500
-"""Largest group of equal sequences; larger ones overflow binomial coefficients."""
 
 
 class ExpectedRounds(NamedTuple):
@@ -150,7 +149,7 @@ def work_of(laws: Sequence[RoundsLaw], draft_length: int, lengths: Sequence[int]
             # Probability that it has ended or has no more room than 0, 1, ...; given this for all, how many are left.
             allowed = alone + ended
             left = left + count * np.divide(alone, allowed, out=np.zeros_like(alone), where=allowed > 0)
-            within, all_ended = within * _raised(allowed, count), all_ended * _raised(ended, count)
+            within, all_ended = within * raised(allowed, count), all_ended * raised(ended, count)
         drafting = np.arange(draft_length + 1.0)
         rounds, sequences = (np.diff(each, axis=-1, prepend=0.0).sum(axis=1) for each in (within - all_ended, left * within))
         own = rounds.sum(axis=1), rounds @ drafting, sequences @ (drafting + 1), sequences @ drafting
@@ -275,8 +274,8 @@ def remaining(groups: Sequence[AlikeSequences]) -> tuple[int, Floats]:
 
 
 def _parts(count: int) -> list[int]:
-    """Split `count` sequences into groups of at most `_MOST_ALIKE`."""
-    return [_MOST_ALIKE] * (count // _MOST_ALIKE) + [count % _MOST_ALIKE] * (count % _MOST_ALIKE > 0)
+    """Split `count` sequences into groups of at most `MOST_ALIKE`."""
+    return [MOST_ALIKE] * (count // MOST_ALIKE) + [count % MOST_ALIKE] * (count % MOST_ALIKE > 0)
 
 
 def _powers(group: AlikeSequences) -> tuple[int, Floats, Iterator[Floats]]:
@@ -286,13 +285,13 @@ def _powers(group: AlikeSequences) -> tuple[int, Floats, Iterator[Floats]]:
     1, rounds), and arrays of the shape of `alone`, each of which is changed in place to the next one.
     """
     size, left, alone = group
-    gone, here = np.swapaxes(_all_powers(np.stack([np.maximum(1 - left, 0.0), left]), size), 0, 1)
-    weights = _binomials(size) * gone[::-1]
+    gone, here = np.swapaxes(all_powers(np.stack([np.maximum(1 - left, 0.0), left]), size), 0, 1)
+    weights = binomials(size) * gone[::-1]
     likely = np.flatnonzero((weights * here).max(axis=(1, 2)) >= NEVER)
     fewest, most = int(likely[0]), int(likely[-1])
 
     def powers() -> Iterator[Floats]:
-        power = _raised(alone, fewest)
+        power = raised(alone, fewest)
         yield power
         for _ in range(fewest, most):
             power = np.multiply(power, alone, out=None if power is alone else power)
@@ -302,23 +301,23 @@ def _powers(group: AlikeSequences) -> tuple[int, Floats, Iterator[Floats]]:
 
 
 @lru_cache(maxsize=8)
-def _binomials(count: int) -> Floats:
+def binomials(count: int) -> Floats:
     """Binomial coefficients, shape (count + 1, 1, 1)."""
     return np.array([math.comb(count, number) for number in range(count + 1)], dtype=np.float64)[:, None, None]
 
 
-def _all_powers(values: Floats, most: int) -> Floats:
+def all_powers(values: Floats, most: int) -> Floats:
     """Powers 0, 1, ..., `most`, along a new first axis."""
     found = np.ones((most + 1, *values.shape))
     found[1:] = values
     return np.cumprod(found, axis=0, out=found)
 
 
-def _raised(values: Floats, exponent: int) -> Floats:
+def raised(values: Floats, exponent: int) -> Floats:
     """A whole power, by squaring: faster than by logarithms. The first one is the array itself."""
     if exponent < 2:
         return values if exponent else np.ones_like(values)
-    half = _raised(values, exponent // 2)
+    half = raised(values, exponent // 2)
     found = half * half
     return np.multiply(found, values, out=found) if exponent % 2 else found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from model.methods.rounds.round_walks import Tally
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
 from model.methods.speculative.rounds_of_batches import cells_of, laws_in_blocks, work_of
+from model.methods.speculative.rounds_of_lengths import RoundsByLength, rounds_of_lengths
 from model.outcomes.outcome_laws import Chain, Outcomes
 
 Floats = NDArray[np.float64]
@@ -96,35 +98,35 @@ prices = lru_cache(maxsize=8)(_prices)
 """The same for all laws."""
 
 
-def _prices_of_cells(cost: StepCosts, longest: int, lengths: Sequence[int], *, separate: bool) -> BatchPrices:
-    """Prices of the rounds of a batch whose times depend on the position, at the cells of `rounds_of_batches.cells_of` only.
+def _prices_of_cells(cost: StepCosts, longest: int, sequences: int, at: NDArray[np.int64], *, separate: bool) -> BatchPrices:
+    """Prices of the rounds of a batch whose times depend on the position, at some cells only: positions and drafted tokens.
 
-    `time` and `busy` have shape (costs, 2, sequences + 1, cells).
+    `at` has shape (2, cells), as of `rounds_of_batches.cells_of`; `time` and `busy` have shape (costs, 2, sequences + 1, cells).
     """
-    position, drafted = cells_of(longest, lengths)
-    start, several = np.arange(max(lengths)), len(lengths) + 1
+    position, drafted = at
+    start, several = np.arange(int(position.max()) + 1), sequences + 1
     cells = {count: np.flatnonzero(drafted == count) for count in np.unique(drafted).tolist()}
     time = np.zeros((np.size(cost.link), 2, several, position.size))
     busy, share = time, np.asarray(cost.draft_devices)[:, None, None]
     if separate or (share != 1).any():
         busy = np.zeros_like(time)
-    for sequences in range(1, several):
-        verify = time[:, 0, sequences]
+    for left in range(1, several):
+        verify = time[:, 0, left]
         for count, own in cells.items():
-            verify[:, own] = cost.verify_times(count + 1, position[own], sequences)
-        single = cost.draft_times(np.arange(start.size + longest), sequences=sequences)
-        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=sequences)
+            verify[:, own] = cost.verify_times(count + 1, position[own], left)
+        single = cost.draft_times(np.arange(start.size + longest), sequences=left)
+        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=left)
         until = sums_before(single)
         usual = until.take(position + drafted, axis=-1) - until.take(position, axis=-1)
         more = (wide - single[:, : start.size]).take(position, axis=-1) * (drafted > 0)
         drafts = np.stack([usual, usual + more], axis=1)
         if busy is not time:
-            busy[:, :, sequences] = drafts * share + verify[:, None]
-        time[:, 1, sequences] = verify
-        time[:, :, sequences] += drafts
+            busy[:, :, left] = drafts * share + verify[:, None]
+        time[:, 1, left] = verify
+        time[:, :, left] += drafts
         if separate:
-            time[:, :, sequences] += (2 * np.asarray(cost.link)[:, None] * (drafted > 0))[:, None]
-    return BatchPrices(time, busy, _operations(cost, longest, several - 1))
+            time[:, :, left] += (2 * np.asarray(cost.link)[:, None] * (drafted > 0))[:, None]
+    return BatchPrices(time, busy, _operations(cost, longest, sequences))
 
 
 def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDArray[np.bool_]]:
@@ -138,6 +140,8 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
                 "this law of outcomes has no closed form for static batches; ask for views = ['paths'], or for batching ="
                 " 'continuous'"
             )
+    if points.lengths is not None:
+        return _expected_of_lengths(points)
     parameters, tokens, longest, uniform = points.parameters, points.tokens, points.parameters.draft_length, points.cost.uniform
     cost, separate = parameters.draft_costs(points.cost), parameters.placement == "separate"
     found, price = np.zeros((len(Moments._fields), points.law.size)), None
@@ -145,7 +149,7 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
         if uniform:
             price = _prices(cost, longest, len(lengths), separate=separate)
         else:
-            price = _prices_of_cells(cost, longest, lengths, separate=separate)
+            price = _prices_of_cells(cost, longest, len(lengths), cells_of(longest, lengths), separate=separate)
         time, busy, operations = (each.reshape(len(each), -1) for each in price)
         for part, rounds in laws_in_blocks(points.laws, longest, lengths, placed=not uniform):
             index = np.flatnonzero((points.law >= part.start) & (points.law < part.stop))
@@ -161,6 +165,75 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
     found[1] = np.nan
     assert price is not None
     return Moments(*found), units_alike(price)  # the same for all batches, whose prices include those of whole drafts
+
+
+def _expected_of_lengths(points: DecodingPoints[Parameters]) -> tuple[Moments, NDArray[np.bool_]]:
+    """`expected_of_points` of batches of equal sequences of several numbers of tokens."""
+    parameters, (lengths, length) = points.parameters, points.of_lengths()
+    longest, sequences, uniform = parameters.draft_length, parameters.concurrent_sequences, points.cost.uniform
+    cost, separate = parameters.draft_costs(points.cost), parameters.placement == "separate"
+    last, places = np.unique(np.maximum(lengths[:, None] - 1 - longest + np.arange(longest + 1), 0), return_inverse=True)
+    if uniform:
+        price = _prices(cost, longest, sequences, separate=separate)
+        times = [_TimesOfRounds(None, each) for each in price[:2]]
+    else:
+        # Whole drafts at all positions, and drafts of any length at the last positions of a length.
+        whole, rooms = np.arange(int(lengths[-1])), np.arange(longest + 1)
+        cells = np.concatenate([whole, np.repeat(last, rooms.size)]), np.concatenate([whole * 0 + longest, np.tile(rooms, last.size)])
+        price = _prices_of_cells(cost, longest, sequences, np.stack(cells), separate=separate)
+        parts = (np.split(each, [whole.size], axis=-1) for each in price[:2])
+        times = [_TimesOfRounds(early, late.reshape(*late.shape[:-1], last.size, rooms.size)) for early, late in parts]
+    found, drafting = np.zeros((len(Moments._fields), points.law.size)), np.zeros(points.law.size)
+    left, drafted = np.arange(sequences + 1.0), np.arange(longest + 1.0)
+    for part in rounds_of_lengths(points.laws, longest, sequences, lengths, placed=not uniform):
+        inside = np.isin(points.law, np.arange(len(points.laws))[part.laws]) & np.isin(length, np.arange(lengths.size)[part.lengths])
+        index = np.flatnonzero(inside)
+        law, mine = points.law[index] - part.laws.start, length[index] - part.lengths.start
+        decoding, own_price = law * part.sequences.shape[1] + mine, points.price[index]
+        found[0, index] = _time_of(part, times[0], places[part.lengths], decoding, mine, own_price)
+        same = price.busy is price.time
+        found[2, index] = found[0, index] if same else _time_of(part, times[1], places[part.lengths], decoding, mine, own_price)
+        by_room = part.by_room.reshape(-1, left.size, drafted.size)
+        drafting[index] = np.einsum("dnk,n,k->d", by_room, left, drafted)[decoding]
+        found[3, index] = (by_room.sum(axis=2) @ left)[decoding] + drafting[index]
+        found[4, index], found[5, index] = part.sequences[law, mine], part.drafted[law, mine]
+    ratio = replace(points, cost=cost).operations("draft")
+    found[3] += np.where(drafting > 0, drafting * ratio, 0.0)  # the ratio may be unknown where none is drafted
+    found[1] = np.nan
+    return Moments(*found), units_alike(price)
+
+
+class _TimesOfRounds(NamedTuple):
+    """Times, or unit-times, of rounds by cost.
+
+    Parameters
+    ----------
+    whole
+        Of whole drafts by position, shape (costs, 2, sequences + 1, positions); None where times do not depend on the position.
+    any_length
+        Of drafts of each length at some positions, shape (costs, 2, sequences + 1, places, draft_length + 1), or (costs, sequences
+        + 1, draft_length + 1).
+    """
+
+    whole: Floats | None
+    any_length: Floats
+
+
+def _time_of(
+    rounds: RoundsByLength, times: _TimesOfRounds, places: NDArray[np.intp], decoding: NDArray[np.intp], length: NDArray[np.intp],
+    price: NDArray[np.intp],
+) -> Floats:  # fmt: skip
+    """Time of batches of some lengths, each of which has its last positions at these `places` of the times, by length.
+
+    `decoding` is the index of each batch's law and length together, `length` that of its length and `price` that of its cost.
+    """
+    costs, late = len(times.any_length), rounds.late.reshape(rounds.sequences.size, -1).T
+    if rounds.early is None or times.whole is None:
+        return linear(late, times.any_length.reshape(costs, -1), decoding, price)
+    early, positions = rounds.early.reshape(rounds.sequences.size, -1).T, rounds.early.shape[-1]
+    found = linear(early, times.whole[..., :positions].reshape(costs, -1), decoding, price)
+    by_length = np.moveaxis(times.any_length[..., places, :], 3, 1)  # (costs, lengths, 2, sequences + 1, places, draft_length + 1)
+    return np.asarray(found + linear(late, by_length.reshape(costs * len(places), -1), decoding, price * len(places) + length))
 
 
 def _by_drafted(counts: Floats, longest: int, lengths: Sequence[int]) -> Floats:
@@ -196,8 +269,9 @@ def predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
 
 
 def prices_of_each(parameters: Parameters) -> int:
-    """Prices of a cost at each position, about, if they depend on it."""
+    """Prices of a cost."""
     return 3 * (parameters.concurrent_sequences + 1)
+
 
 
 def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Moments:
@@ -219,10 +293,13 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
     return Moments(*(float(each[0]) for each in found))
 
 
-def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: Any, time: Any, tokens: int) -> Any:
+def straggler_loss(
+    parameters: Parameters, cost: StepCosts, rounds: Any, time: Any, tokens: Any, price: NDArray[np.intp] | None = None
+) -> Any:  # fmt: skip
     """Share of a static batch's time that is lost by waiting for its slowest sequence [-].
 
-    `rounds` is the total over all sequences, `time` that of all batches: numbers, or one for each of several costs. The reference
+    `rounds` is the total over all sequences, `time` that of all batches: numbers, or one for each of several costs. With several
+    numbers of tokens, `price` is the index of each batch's cost where costs depend on the position. The reference
     is continuous batching of the same number of sequences, in which every round costs as much as a full-batch round (mean over
     positions). For equal lengths the speed-up is that of continuous batching times (1 - share). Negative if cutting the last drafts
     saves more time than waiting costs.
@@ -236,12 +313,36 @@ def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: Any, time: A
     """
     count, most = parameters.concurrent_sequences, parameters.draft_length
     cost, separate = parameters.draft_costs(cost), parameters.placement == "separate"
-    full = prices_by_start(cost, most, tokens=tokens, cut=False, separate=separate, sequences=count).time
-    return 1 - rounds * (full[..., most] if cost.uniform else full[..., 0, :].mean(axis=-1)) / (count * time)
+    full = prices_by_start(cost, most, tokens=np.max(tokens), cut=False, separate=separate, sequences=count).time
+    if cost.uniform:
+        mean = full[..., most]
+    elif price is None:
+        mean = full[..., 0, :].mean(axis=-1)
+    else:
+        mean = np.cumsum(full[..., 0, :], axis=-1)[price, tokens - 1] / tokens
+    return 1 - rounds * mean / (count * time)
 
 
 def _lengths(parameters: Parameters, tokens: int) -> list[int]:
     return [length for batch in parameters.batches(tokens) for length in batch.values()]
+
+
+def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[AcceptanceLaw]) -> Work | None:
+    """`work_of_laws` of equal sequences of several numbers of tokens, which rise, as arrays of shape (laws, lengths)."""
+    known = [law for law in laws if isinstance(law, Chain | Rounds)]
+    if len(known) < len(laws):
+        return None
+    longest, sequences = parameters.draft_length, parameters.concurrent_sequences
+    found = np.zeros((4, len(laws), lengths.size))
+    drafted, left = np.arange(longest + 1.0), np.arange(sequences + 1.0)[:, None]
+    of_round = np.stack([_in_round(each, left, drafted) for each in (1.0, drafted, left * (drafted + 1), left * drafted)])
+    for part in rounds_of_lengths(known, longest, sequences, lengths, placed=False):
+        found[:, part.laws, part.lengths] = np.einsum("wnk,adnk->wad", of_round, part.late)
+    return _work(parameters, *found)
+
+
+def _in_round(value: Any, left: Floats, drafted: Floats) -> Floats:
+    return np.asarray(np.broadcast_to(value, np.broadcast_shapes(left.shape, drafted.shape)))
 
 
 def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceLaw]) -> Work | None:
@@ -261,6 +362,11 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
         work = work_of(known, parameters.draft_length, lengths)
         for total, more in zip((passes, drafts, verified, drafted), work, strict=True):
             total += batches * more
+    return _work(parameters, passes, drafts, verified, drafted)
+
+
+def _work(parameters: Parameters, passes: Floats, drafts: Floats, verified: Floats, drafted: Floats) -> Work:
+    """Work of so many passes of the target, which verify `verified` tokens, and of the draft, in which `drafted` tokens are drafted."""
     nan, layers, deep = float("nan"), parameters.layers, parameters.draft_layers
     target = Totals(passes, layers * passes, layers * verified, nan, nan, head_runs=passes, heads=verified)
     # A draft pass reads two tokens per sequence after any completely accepted draft; how often is not computed, so it is nan.

@@ -89,7 +89,10 @@ def _of_one_after_another(points: PredictionPoints[Parameters]) -> Prediction:
 
 def _of_static_batches(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of static batches of several sequences."""
-    return predict_by_decoding(static_batches.predict_decodings, points, static_batches.prices_of_each)
+    return predict_by_decoding(
+        static_batches.predict_decodings, points, static_batches.prices_of_each, together="always",
+        last=lambda parameters: parameters.draft_length + 1,
+    )  # fmt: skip
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -119,12 +122,16 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
 
 
-def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: Any, time: Any, tokens: int) -> Any:
+def straggler_loss(
+    parameters: Parameters, cost: StepCosts, rounds: Any, time: Any, tokens: Any, price: NDArray[np.intp] | None = None
+) -> Any:  # fmt: skip
     """Share of the time of static batches that is lost by waiting, of one cost or of each of several; None for other batches.
 
     See `model.methods.speculative.static_batches`.
     """
-    return None if parameters.concurrent_sequences == 1 else static_batches.straggler_loss(parameters, cost, rounds, time, tokens)
+    if parameters.concurrent_sequences == 1:
+        return None
+    return static_batches.straggler_loss(parameters, cost, rounds, time, tokens, price)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
@@ -152,12 +159,14 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
 
 
 def work_of_lengths(parameters: Parameters, lengths: NDArray[np.int64], laws: Sequence[AcceptanceLaw]) -> Work | None:
-    """`work` of a single sequence of several numbers of tokens, which rise, as arrays of shape (laws, lengths).
+    """`work` of several numbers of tokens, which rise, as arrays of shape (laws, lengths); of one sequence or of equal ones.
 
     >>> found = work_of_lengths(Parameters(40, draft_length=1), np.array([1, 3]), [Iid(0.5), Iid(1.0)])
     >>> found.by_model["target"].passes.tolist(), found.by_model["draft"].passes.tolist()
     ([[1.0, 2.25], [1.0, 2.0]], [[0.0, 1.5], [0.0, 1.0]])
     """
+    if parameters.decoded_sequences > 1:
+        return static_batches.work_of_lengths(parameters, lengths, laws)
     known = [law for law in laws if isinstance(law, Chain | Rounds)]
     if len(known) < len(laws):
         return None
