@@ -127,7 +127,9 @@ class StaticBatching(MethodParameters):
 
     def plain_step_times(self, positions: NDArray[np.int64], cost: StepCosts) -> Any:
         """Time of a step of plain decoding of sequences of equal length at each position; of several costs an array."""
-        return super().plain_step_times(positions, cost) if self.decoded_sequences == 1 else cost.plain_times(positions, self.sequences)
+        if self.decoded_sequences == 1:
+            return super().plain_step_times(positions, cost)
+        return cost.plain_times(positions, self.sequences)
 
     def plain_work(self, tokens: Any) -> Work:
         """Work of plain decoding of the same sequences in the same batches; of equal sequences also for an array of tokens."""

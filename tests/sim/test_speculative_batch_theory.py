@@ -27,7 +27,7 @@ from model.methods.rounds.prices_of_rounds import round_prices
 from model.methods.rounds.round_laws import Rounds
 from model.methods.rounds.round_moments import moments
 from model.methods.rounds.round_starts import survival_of
-from model.methods.speculative import algorithm, paths, rounds_of_batches, static_batches
+from model.methods.speculative import algorithm, paths, rounds_of_batches, rounds_of_lengths, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.batch_break_even import batched_speedup
 from model.methods.speculative.theory import operations, predict
@@ -41,6 +41,7 @@ from sim.runs.sweep import resolve
 from sim.scenarios.grid import Grid
 from tests.support.exact import near
 from tests.support.position_costs import growing
+from tests.support.tiers import examples
 
 LAYERS = 4
 CURVE = ((1, 4.0), (2, 5.0), (4, 7.0), (8, 8.0), (32, 32.0))
@@ -293,6 +294,35 @@ def test_work_of_batches_follows_from_the_sequences_left(laws: list[Any], gamma:
     want = counts.sum(axis=(1, 2)), counts.sum(axis=1) @ drafts, sequences @ (drafts + 1), sequences @ drafts
     for found, total in zip(rounds_of_batches.work_of(laws, gamma, lengths), want, strict=True):
         np.testing.assert_allclose(found, total, rtol=1e-12, atol=1e-13)
+
+
+@given(
+    st.lists(LAWS, min_size=1, max_size=3), st.integers(0, 4), st.integers(1, 6),
+    st.sets(st.integers(1, 20) | st.sampled_from([60, 90, 91]), min_size=1, max_size=4), st.sampled_from([300, 20_000]),
+)  # fmt: skip
+@settings(max_examples=examples(40, 500), deadline=None)
+def test_rounds_of_lengths_are_those_of_each_batch(
+    laws: list[Any], gamma: int, sequences: int, lengths: set[int], together: int
+) -> None:
+    """Also of rounds long before an end, which all sequences have, and in blocks of laws and lengths."""
+    rising = np.array(sorted(lengths))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds_of_lengths, "_TOGETHER", together)
+        for placed, of in ((False, rounds_of_batches.by_room), (True, rounds_of_batches.by_place)):
+            found = [*rounds_of_lengths.rounds_of_lengths(laws, gamma, sequences, rising, placed=placed)]
+            assert sum(part.sequences.size for part in found) == len(laws) * rising.size
+            for part in found:
+                for number, tokens in enumerate(rising[part.lengths].tolist()):
+                    counts, each, drafted = of(laws[part.laws], gamma, (tokens,) * sequences)
+                    ours = part.late[:, number]
+                    if part.early is not None:
+                        cut = max(tokens - 1 - gamma, 0)
+                        late = ours[..., gamma + 1 - (tokens - cut) :, :]
+                        assert not part.early[:, number, ..., cut:].any()
+                        ours = np.concatenate([part.early[:, number, ..., :cut], late.reshape(*late.shape[:-2], -1)], axis=-1)
+                    np.testing.assert_allclose(ours, counts, rtol=1e-11, atol=1e-13)
+                    np.testing.assert_allclose(part.sequences[:, number], each, rtol=1e-12)
+                    np.testing.assert_allclose(part.drafted[:, number], drafted, rtol=1e-12, atol=1e-13)
 
 
 def test_records_have_no_closed_form_in_batches() -> None:

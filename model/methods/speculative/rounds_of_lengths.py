@@ -1,9 +1,9 @@
 """Expected rounds of static batches of equal sequences, for several numbers of tokens and several laws at once.
 
 Where a round starts does not depend on when its sequence ends, except that the last drafts are cut. So the rounds of the longest
-sequence serve all lengths: in each of them, n sequences of a length are left with a probability of a binomial law, and none of these
-is beyond a position with a power of the probability for one. Only the rounds that start near the end of a length are evaluated for
-it; before, all its sequences are left. `model.methods.speculative.rounds_of_batches` has the rounds of one batch, also of unequal
+sequence serve all lengths: in each of them, the number of sequences of a length that are left is binomial, and the probability that
+none of n is beyond a position is a power of that for one. Only rounds that start near the end of a length are evaluated for it:
+before, all its sequences are left. `model.methods.speculative.rounds_of_batches` has the rounds of one batch, also of unequal
 sequences.
 """
 
@@ -78,7 +78,7 @@ class RoundsByLength(NamedTuple):
 def rounds_of_lengths(
     laws: Sequence[RoundsLaw], draft_length: int, sequences: int, lengths: Lengths, *, placed: bool
 ) -> Iterator[RoundsByLength]:
-    """Expected rounds of batches of so many equal sequences, each of these lengths, which rise; by position where `placed`.
+    """Expected rounds of batches of equal sequences of each length; lengths rise. By position where `placed`.
 
     At most `model.methods.batching.MOST_ALIKE` sequences. Rounds come by blocks of laws and lengths, so that little is in memory.
 
@@ -114,7 +114,7 @@ _kept = lru_cache(maxsize=8)(_rounds)
 
 
 class _Batches:
-    """Batches of so many equal sequences of several lengths, under some laws."""
+    """Batches of equal sequences of several lengths, under some laws."""
 
     def __init__(self, draft_length: int, sequences: int, lengths: Lengths, laws: int) -> None:
         self._room, self._sequences, self._lengths, self._laws = draft_length, sequences, lengths, laws
@@ -125,7 +125,7 @@ class _Batches:
         """`early` and `late` of `RoundsByLength`."""
         rooms, positions = self._room + 1, np.arange(int(self._lengths[-1]))
         early = np.zeros((self._sequences + 1, *self._shape, 2, positions.size))
-        # Up to a position, and with room for at most so many tokens; the first position is the last one of whole drafts.
+        # Up to a position, and with room for at most 0, 1, ... tokens; the first position is the last one of whole drafts.
         late = np.zeros((self._sequences + 1, *self._shape, 2, rooms + 1, rooms))
         places = self._lengths[:, None] - 1 - rooms + np.arange(rooms + 1)
         for stretch in rounds:
@@ -136,7 +136,8 @@ class _Batches:
             if near.start == near.stop:
                 continue
             until = np.ascontiguousarray(stretch.until.swapaxes(1, 2))  # (laws, rounds, 2, positions)
-            alone = np.ascontiguousarray(np.moveaxis(self._alone(stretch, near, places[near]), 1, 3))  # (laws, rounds, lengths, 2, ...)
+            # (laws, rounds, lengths, 2, places, draft_length + 1)
+            alone = np.ascontiguousarray(np.moveaxis(self._alone(stretch, near, places[near]), 1, 3))
             parts, weights = self._left(stretch, near, max(until[0].size, alone[0].size))
             powers = zip(parts, _powers(until, parts), _powers(alone, parts), strict=True)
             for numbers, each, of_alone in powers:
@@ -156,7 +157,7 @@ class _Batches:
         found = np.zeros((self._sequences + 1, *self._shape, self._room + 1))
         for stretch in rounds:
             near, before_end = self._near(stretch)
-            found[-1, :, before_end, -1] += (stretch.until[:, -1, :, -1] ** self._sequences).sum(axis=-1)[:, None]
+            found[-1, :, before_end, -1] += stretch.until.shape[2]  # they are certain there
             if near.start == near.stop:
                 continue
             alone = self._alone(stretch, near, self._lengths[near, None] - 1)[:, 0, ..., 0, :]

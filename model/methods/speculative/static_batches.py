@@ -179,15 +179,14 @@ def _expected_of_lengths(points: DecodingPoints[Parameters]) -> tuple[Moments, N
     else:
         # Whole drafts at all positions, and drafts of any length at the last positions of a length.
         whole, rooms = np.arange(int(lengths[-1])), np.arange(longest + 1)
-        cells = np.concatenate([whole, np.repeat(last, rooms.size)]), np.concatenate([whole * 0 + longest, np.tile(rooms, last.size)])
-        price = _prices_of_cells(cost, longest, sequences, np.stack(cells), separate=separate)
+        position, drafts = np.append(whole, np.repeat(last, rooms.size)), np.append(whole * 0 + longest, np.tile(rooms, last.size))
+        price = _prices_of_cells(cost, longest, sequences, np.stack([position, drafts]), separate=separate)
         parts = (np.split(each, [whole.size], axis=-1) for each in price[:2])
         times = [_TimesOfRounds(early, late.reshape(*late.shape[:-1], last.size, rooms.size)) for early, late in parts]
     found, drafting = np.zeros((len(Moments._fields), points.law.size)), np.zeros(points.law.size)
     left, drafted = np.arange(sequences + 1.0), np.arange(longest + 1.0)
     for part in rounds_of_lengths(points.laws, longest, sequences, lengths, placed=not uniform):
-        inside = np.isin(points.law, np.arange(len(points.laws))[part.laws]) & np.isin(length, np.arange(lengths.size)[part.lengths])
-        index = np.flatnonzero(inside)
+        index = np.flatnonzero(_inside(points.law, part.laws) & _inside(length, part.lengths))
         law, mine = points.law[index] - part.laws.start, length[index] - part.lengths.start
         decoding, own_price = law * part.sequences.shape[1] + mine, points.price[index]
         found[0, index] = _time_of(part, times[0], places[part.lengths], decoding, mine, own_price)
@@ -201,6 +200,10 @@ def _expected_of_lengths(points: DecodingPoints[Parameters]) -> tuple[Moments, N
     found[3] += np.where(drafting > 0, drafting * ratio, 0.0)  # the ratio may be unknown where none is drafted
     found[1] = np.nan
     return Moments(*found), units_alike(price)
+
+
+def _inside(places: NDArray[np.intp], part: slice) -> NDArray[np.bool_]:
+    return np.asarray((part.start <= places) & (places < part.stop))
 
 
 class _TimesOfRounds(NamedTuple):
@@ -365,8 +368,8 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
     return _work(parameters, passes, drafts, verified, drafted)
 
 
-def _work(parameters: Parameters, passes: Floats, drafts: Floats, verified: Floats, drafted: Floats) -> Work:
-    """Work of so many passes of the target, which verify `verified` tokens, and of the draft, in which `drafted` tokens are drafted."""
+def _work(parameters: Parameters, passes: Any, drafts: Any, verified: Any, drafted: Any) -> Work:
+    """Work of passes of the target, which verify `verified` tokens, and of the draft, which drafts `drafted` tokens."""
     nan, layers, deep = float("nan"), parameters.layers, parameters.draft_layers
     target = Totals(passes, layers * passes, layers * verified, nan, nan, head_runs=passes, heads=verified)
     # A draft pass reads two tokens per sequence after any completely accepted draft; how often is not computed, so it is nan.
