@@ -148,6 +148,8 @@ class Method:
     """`work` of a single sequence of several numbers of tokens, which rise: (parameters, lengths, laws), shape (laws, lengths)."""
     timed_work: Callable[..., Work | None] | None = None
     """Expected work under several laws, as arrays, where it depends on times: (parameters, tokens, laws, cost)."""
+    timed_work_of_costs: Callable[..., Work | None] | None = None
+    """`timed_work` at several costs at once: (parameters, tokens, laws, joined costs), shape (costs, laws)."""
     operations: Callable[..., float] | None = None
     """Arithmetic of a run, in units of one token in the target: (parameters, cost, rounds, account)."""
     slowest: Callable[..., tuple[float, float]] | None = None
@@ -192,8 +194,8 @@ class Method:
 
 
 OPTIONAL = (
-    "work", "work_of_laws", "work_of_lengths", "timed_work", "operations", "slowest", "distribution", "straggler_loss",
-    "paper_formula", "claim_bound", "claim_formula", "steady_state",
+    "work", "work_of_laws", "work_of_lengths", "timed_work", "timed_work_of_costs", "operations", "slowest", "distribution",
+    "straggler_loss", "paper_formula", "claim_bound", "claim_formula", "steady_state",
 )  # fmt: skip
 
 

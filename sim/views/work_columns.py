@@ -7,12 +7,13 @@ not depend on times.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from model.costs.many_costs import Varied
 from model.interpret.account import Work, flops_and_bytes
 from model.methods import registry
 from model.methods.prediction import by_outcome
@@ -82,18 +83,22 @@ def _of_works(
 
     `columns` makes a row of a work, or arrays if its totals are arrays.
     """
-    cases, kind, length = _kinds(method, points)
+    alike, kind, length = _kinds(method, points)
     lengths, which = np.unique(length, return_inverse=True)
     size = len(points.outcomes)
     keys, index = np.unique((kind * lengths.size + which)[points.choice] * size + points.outcome, return_inverse=True)
-    bounds = np.searchsorted(keys, np.arange(len(cases) + 1) * lengths.size * size).tolist()
     whole: dict[str, Floats] = {}
     has: dict[str, NDArray[np.bool_]] = {}
-    for case, start, stop in zip(cases, bounds[:-1], bounds[1:], strict=True):
+    for case, kinds, costs in alike:
         if not needed(case):
             continue
+        start, stop = np.searchsorted(keys, np.array([kinds.start, kinds.stop]) * lengths.size * size).tolist()
         mine = keys[start:stop]
-        for part, each, work in _works(method, case, points, lengths[mine // size % lengths.size], mine % size):
+        if costs is None:
+            works = _works(method, case, points, lengths[mine // size % lengths.size], mine % size)
+        else:
+            works = _works_of_costs(method, case, points, costs, mine // size // lengths.size - kinds.start, mine % size)
+        for part, each, work in works:
             for name, values in columns(each, work).items():
                 whole.setdefault(name, np.full(keys.size, np.nan))[start + part] = values
                 has.setdefault(name, np.zeros(keys.size, dtype=np.bool_))[start + part] = True
@@ -101,27 +106,64 @@ def _of_works(
     return pl.DataFrame({name: values[index] for name, values in found.items()})
 
 
-def _kinds(method: registry.Method, points: PointBlock) -> tuple[list[Case], Index, NDArray[np.int64]]:
-    """Cases between which more than tokens and costs differs, and the index of each choice's, with its number of tokens."""
-    alike: dict[Any, int] = {}
+class _Alike(NamedTuple):
+    """Choices of points that have their work in common, or that have it at costs of their own."""
+
+    case: Case
+    """One of them; others differ from it in their tokens and costs only."""
+    kinds: range
+    """Numbers of their kinds: one if work does not depend on times, else one for each of the costs."""
+    costs: Varied | None
+    """Costs of the kinds, if the work is evaluated at several together."""
+
+
+def _kinds(method: registry.Method, points: PointBlock) -> tuple[list[_Alike], Index, NDArray[np.int64]]:
+    """Kinds of choices between which more than tokens and costs differs, and each choice's kind and number of tokens."""
+    known: dict[Any, int] = {}
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
-    cases: list[Case] = []
+    alike: list[_Alike] = []
+    count = 0
     kind = np.zeros(len(points.choices), dtype=np.intp)
     length = np.zeros(len(points.choices), dtype=np.int64)
     for group, part, places in points.segments:
         own, first = points.used_choices[0][part], group.first
         length[own] = first.settings.tokens if group.tokens is None else group.tokens[places]
         if method.timed_work is not None and first.parameters.times_change_work:  # each choice has passes of its own
-            kind[own] = np.arange(len(cases), len(cases) + own.size)
-            cases += [group.member(place) for place in places.tolist()]
+            kinds = range(count, count + own.size)
+            kind[own], count = np.array(kinds), kinds.stop
+            costs = group.at(places).costs_of("cost")
+            if method.timed_work_of_costs is not None and group.tokens is None and isinstance(costs, Varied):
+                alike.append(_Alike(first, kinds, costs))
+            else:
+                alike += [
+                    _Alike(group.member(place), range(number, number + 1), None)
+                    for number, place in zip(kinds, places.tolist(), strict=True)
+                ]
             continue
         key = id(first.parameters), *((role, id(shape)) for role, shape in first.shapes.items())
         if key not in seen:
-            seen[key] = alike.setdefault((first.parameters, *first.shapes.items()), len(alike))
-            if seen[key] == len(cases):
-                cases.append(first)
+            seen[key] = known.setdefault((first.parameters, *first.shapes.items()), count)
+            if seen[key] == count:
+                alike.append(_Alike(first, range(count, count + 1), None))
+                count += 1
         kind[own] = seen[key]
-    return cases, kind, length
+    return alike, kind, length
+
+
+def _works_of_costs(
+    method: registry.Method, case: Case, points: PointBlock, costs: Varied, cost: Index, outcomes: Index
+) -> Iterator[tuple[Any, Case, Work]]:  # fmt: skip
+    """As `_works`, of decodings with these costs and outcomes; `cost` and `outcomes` are their indices, and the former rise."""
+    assert method.timed_work_of_costs is not None
+    tokens = case.settings.tokens
+    size = max(_CELLS // tokens**2, 1)  # tables of starts and positions
+    for start in range(0, int(cost.max(initial=-1)) + 1, size):
+        part = np.flatnonzero((cost >= start) & (cost < start + size))
+        used, law = np.unique(outcomes[part], return_inverse=True)
+        own = costs.at(np.arange(start, min(start + size, len(costs))))
+        work = method.timed_work_of_costs(case.parameters, tokens, _laws(points, used), own.joined())
+        if work is not None:
+            yield part, case, work.at((cost[part] - start, law))
 
 
 def _works(

@@ -193,6 +193,10 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
         "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "sequences": 2, "batching": "static"}],
         "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
     },
+    "static batches on several devices": {
+        "method": [{"name": "speculative", "layers": 32, "draft_length": 3, "sequences": 3, "batching": "static"}],
+        "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100, "sweep": {"cost.tensor_parallel": [1, 4]},
+    },
     "a draft that reads less": {
         "method": [{"name": "speculative", "layers": 32, "draft_length": 2, "context_budget": 6}], "outcomes": ACCEPTANCE,
         "cost": DRAFTED_ON_H100,

@@ -82,7 +82,7 @@ def half(right: Any, *args: Any, **more: Any) -> Any:
     return right(*args, **more) / 2
 
 
-def not_sent(right: Any, prices: Any, time: Any) -> Any:
+def not_sent(right: Any, prices: Any, which: Any, time: Any) -> Any:
     """Let messages and tokens arrive at once."""
     return time
 

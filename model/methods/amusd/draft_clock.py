@@ -11,7 +11,7 @@ arrives begins first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,44 +26,60 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ConcurrentTimes:
-    """Times of the passes of one decoding.
+    """Times of the passes of decodings, at one cost or at several.
 
     Parameters
     ----------
     verify
-        Pass of the target by generated tokens and waiting tokens that it reads; shape (tokens, draft_length).
+        Pass of the target by generated tokens and waiting tokens that it reads; shape (costs, tokens, draft_length).
     draft
-        Pass of the draft model by the output position of the token that it drafts; shape (tokens,).
+        Pass of the draft model by the output position of the token that it drafts; shape (costs, tokens).
     link
-        Time of a transfer.
+        Time of a transfer; shape (costs,).
+    cost
+        Index of each decoding's cost; None: all have the first.
     """
 
     verify: Floats
     draft: Floats
-    link: float
+    link: Floats
+    cost: NDArray[np.intp] | None = None
 
     @classmethod
-    def of(cls, parameters: Parameters, tokens: int, cost: StepCosts) -> ConcurrentTimes:
-        """Prices at these costs; a draft pass reads one token, the one before the position."""
-        draft = np.asarray(np.broadcast_to(parameters.draft_costs(cost).draft_times(np.arange(tokens)), tokens), dtype=np.float64)
-        return cls(verify_times(cost, parameters.draft_length, tokens), draft, cost.link)
+    def of(
+        cls, parameters: Parameters, tokens: int, cost: StepCosts, which: NDArray[np.intp] | None = None
+    ) -> ConcurrentTimes:  # fmt: skip
+        """Prices at a cost, or at several joined ones; `which` is that of each decoding. A draft pass reads the token before."""
+        link = np.atleast_1d(np.asarray(cost.link, dtype=np.float64))
+        draft = np.asarray(parameters.draft_costs(cost).draft_times(np.arange(tokens)), dtype=np.float64)
+        verify = verify_times(cost, parameters.draft_length, tokens).reshape(link.size, tokens, parameters.draft_length)
+        return cls(verify, np.array(np.broadcast_to(draft, (link.size, tokens))), link, which)
 
     @property
     def tokens(self) -> int:
         """Tokens of the decoding."""
-        return len(self.draft)
+        return int(self.draft.shape[1])
 
     def passes(self, which: NDArray[np.intp], start: Counts, waiting: Counts) -> Floats:
         """Times of passes of the target in these decodings."""
-        return np.asarray(self.verify[start, waiting])
+        return np.asarray(self.verify[self._of(which), start, waiting])
 
     def drafting(self, which: NDArray[np.intp], position: Counts) -> Floats:
         """Times of draft passes in these decodings, by position, shape (decodings, positions)."""
-        return np.asarray(self.draft[np.minimum(position, self.tokens - 1)])
+        of = self._of(which)
+        return np.asarray(self.draft[of[:, None] if self.cost is not None else of, np.minimum(position, self.tokens - 1)])
 
-    def sent(self, time: Floats) -> Floats:
-        """Arrival of what is sent at a time, rounded as the simulator's clock."""
-        return time + ((time + self.link) - time) if self.link else time
+    def sent(self, which: NDArray[np.intp], time: Floats) -> Floats:
+        """Arrival of what these decodings send at their times, rounded as the simulator's clock; shape of the times."""
+        if not self.link.any():
+            return time
+        link = self.link[self._of(which)]
+        link = link[:, None] if np.ndim(link) and time.ndim > 1 else link
+        return np.asarray(time + ((time + link) - time))
+
+    def _of(self, which: NDArray[np.intp]) -> Any:
+        """Index of each of these decodings' costs, or of that of all."""
+        return 0 if self.cost is None else self.cost[which]
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,7 @@ class ConstantTimes:
         """Times of draft passes in these decodings, shape (decodings, positions)."""
         return np.broadcast_to(self.draft[which][:, None], position.shape)
 
-    def sent(self, time: Floats) -> Floats:
+    def sent(self, which: NDArray[np.intp], time: Floats) -> Floats:
         """Arrival of what is sent at a time: at once."""
         return time
 
@@ -141,7 +157,7 @@ class DraftClock:
         start, free = self.start[which], self.free[which]
         left = self.tokens - 1 - start
         until = start + np.minimum(most, left)
-        arrives = prices.sent(free)
+        arrives = prices.sent(which, free)
         new = ~self.goes_on[which]
         begin = np.where(new, arrives, 0.0)
         if new.any():
@@ -155,7 +171,7 @@ class DraftClock:
         self.allowed[which] = until
         needed = np.minimum(parameters.min_waiting, left)
         index = np.arange(most)
-        arrived = prices.sent(self._done[which[:, None], (start[:, None] + index) % self._size])
+        arrived = prices.sent(which, self._done[which[:, None], (start[:, None] + index) % self._size])
         ready = np.where(index < np.minimum(most, left)[:, None], arrived, np.inf)
         last_needed = ready[np.arange(len(which)), np.maximum(needed - 1, 0)]
         waits = (needed > 0) & (last_needed >= free)

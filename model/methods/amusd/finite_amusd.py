@@ -29,8 +29,8 @@ from model.outcomes.outcome_laws import Chain, Floats
 class DraftTables(NamedTuple):
     """What drafts add to the totals, by the number s of tokens before a draft and the position r of its first wrong token.
 
-    Shape (starts, tokens); column `tokens` - 1 is for a draft without a wrong token: it ends with the sequence. Entries with r < s
-    are 0.
+    Shape (costs, starts, tokens); column `tokens` - 1 is for a draft without a wrong token: it ends with the sequence. Entries with
+    r < s are 0.
     """
 
     time: Floats
@@ -49,21 +49,36 @@ def has_closed_form(parameters: Parameters) -> bool:
 def draft_tables(parameters: Parameters, tokens: int, cost: StepCosts, starts: Sequence[int]) -> DraftTables:
     """Walk a draft without wrong tokens from each of these positions on, and tabulate what it adds if r is its first wrong one.
 
+    At a cost, or at each of several joined ones.
+
     >>> from model.costs.layer_times import UnitCost
     >>> tables = draft_tables(Parameters(10, 4), 5, UnitCost(10, cost_ratio=0.2, link=1.0), [0])
-    >>> tables.time[0].tolist()  # two tokens arrive after 1 + 4 + 1; the pass that reads them decides on the third too
+    >>> tables.time[0, 0].tolist()  # two tokens arrive after 1 + 4 + 1; the pass that reads them decides on the third too
     [16.0, 16.0, 16.0, 26.0, 26.0]
     """
-    prices, start = ConcurrentTimes.of(parameters, tokens, cost), np.array(starts)
-    walked = _walk(parameters, prices, start)
+    prices, start = _prices_at(parameters, tokens, cost, starts)
+    walked, of = _walk(parameters, prices, start), prices.cost
     # Positions s to r are drafted, but for the last of the sequence.
-    until = np.concatenate([[0.0], np.cumsum(prices.draft[: tokens - 1]), [prices.draft[: tokens - 1].sum()]])
-    right = np.maximum(until[walked.last][None] - until[start][:, None], 0.0)
-    made = (walked.passes + walked.right) * (cost.operations("draft") if tokens > 1 else 0.0)
-    busy = walked.verifying + (walked.stale + right) * cost.draft_devices
-    operations = walked.rounds + walked.drafted + made
+    until = np.zeros((len(prices.draft), tokens + 1))
+    until[:, 1:-1] = np.cumsum(prices.draft[:, : tokens - 1], axis=1)
+    until[:, -1] = prices.draft[:, : tokens - 1].sum(axis=1)
+    right = np.maximum(until[:, walked.last][of] - until[of, start][:, None], 0.0)
+    ratio = np.broadcast_to(cost.operations("draft") if tokens > 1 else 0.0, len(prices.draft))[of, None]
+    devices = np.broadcast_to(cost.draft_devices, len(prices.draft))[of, None]
+    busy = walked.verifying + (walked.stale + right) * devices
+    operations = walked.rounds + walked.drafted + (walked.passes + walked.right) * ratio
     columns = walked.time + walked.shift, busy, operations, walked.rounds, walked.drafted
-    return DraftTables(*(np.where(walked.filled, each, 0.0) for each in columns))
+    filled = walked.filled
+    return DraftTables(*(np.where(filled, each, 0.0).reshape(len(prices.draft), -1, tokens) for each in columns))
+
+
+def _prices_at(
+    parameters: Parameters, tokens: int, cost: StepCosts, starts: Sequence[int] | NDArray[np.int64]
+) -> tuple[ConcurrentTimes, NDArray[np.int64]]:  # fmt: skip
+    """Times of drafts that begin at each of these positions, at each of the costs, and their positions; shape (costs x starts,)."""
+    costs, begin = np.size(cost.link), np.asarray(starts)
+    which = np.repeat(np.arange(costs), begin.size)
+    return ConcurrentTimes.of(parameters, tokens, cost, which), np.tile(begin, costs)
 
 
 class _WalkedDrafts(NamedTuple):
@@ -108,7 +123,6 @@ def _walk(parameters: Parameters, prices: ConcurrentTimes, start: NDArray[np.int
     tokens, clock = prices.tokens, DraftClock(parameters, prices, start)
     time, shift, stale, passes, rounds, drafted, verifying, attended, read = np.zeros((9, len(start), tokens))
     sums = np.zeros((5, len(start)))  # of the target's passes so far: number, waiting tokens, time, attended and read positions
-    places = np.arange(parameters.draft_length + 1)
     which = np.arange(len(start))
     while len(which):
         found = clock.next_round(which)
@@ -117,19 +131,21 @@ def _walk(parameters: Parameters, prices: ConcurrentTimes, start: NDArray[np.int
             np.ones(len(which)), found.waiting, prices.passes(which, at, found.waiting), at * width + width * (width + 1) / 2,
             at + width,
         ])  # fmt: skip
-        for place in places:
-            # The token at this place: waiting, the one after the waiting ones, or none.
-            here = (place <= found.waiting) & (found.start + place < tokens)
-            rows, wrong = which[here], found.start[here] + place
-            decided = np.where(place < found.waiting, found.passed, found.decided)[here]
-            time[rows, wrong] = decided
-            for table, values in zip((rounds, drafted, verifying, attended, read), sums[:, rows], strict=True):
-                table[rows, wrong] = values
-            wasted = wrong + 1 < tokens - 1  # else nothing is left to draft, and no message is sent
-            count, work, end = clock.after(rows, wrong + 1, found.allowed[here], prices.sent(decided))
-            passes[rows, wrong], stale[rows, wrong] = count * wasted, work * wasted
-            shift[rows, wrong] = np.where(wasted, end - prices.sent(decided), 0.0)
-        clock.decide(which, found, found.waiting + 1)
+        # Waiting tokens and the one after them, up to the end.
+        counts = np.minimum(width, tokens - at)
+        each = np.repeat(np.arange(len(which)), counts)
+        place = np.arange(each.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows, wrong = which[each], at[each] + place
+        decided = np.where(place < found.waiting[each], found.passed[each], found.decided[each])
+        time[rows, wrong] = decided
+        for table, values in zip((rounds, drafted, verifying, attended, read), sums[:, rows], strict=True):
+            table[rows, wrong] = values
+        wasted = wrong + 1 < tokens - 1  # else nothing is left to draft, and no message is sent
+        arrives = prices.sent(rows, decided)
+        count, work, end = clock.after(rows, wrong + 1, found.allowed[each], arrives)
+        passes[rows, wrong], stale[rows, wrong] = count * wasted, work * wasted
+        shift[rows, wrong] = np.where(wasted, end - arrives, 0.0)
+        clock.decide(which, found, width)
         which = which[clock.start[which] < tokens]
     return _WalkedDrafts(start, time, shift, stale, passes, rounds, drafted, verifying, attended, read)
 
@@ -157,41 +173,46 @@ def draft_times(parameters: Parameters, prices: ConstantTimes, positions: int) -
     return found_times
 
 
-def moments_of_chains(parameters: Parameters, tokens: int, cost: StepCosts, laws: Sequence[Chain]) -> list[Moments]:
-    """Return the moments of a decoding under each law, by a recursion from the last position to the first.
+def moments_of_pairs(
+    parameters: Parameters, tokens: int, cost: StepCosts, laws: Sequence[Chain], law: NDArray[np.intp], price: NDArray[np.intp]
+) -> Moments:  # fmt: skip
+    """Moments of a decoding for pairs of a law and a cost, by a recursion from the last position to the first; shape (pairs,).
+
+    `law` and `price` are the index of each pair's law and of its cost, which is one of those in `cost`.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
-    >>> [exact] = moments_of_chains(Parameters(1, 8), 200, UnitCost(1, cost_ratio=0.2), [Iid(0.8)])
-    >>> round(200 / exact.time, 3), round(200 / exact.rounds, 3)
-    (2.127, 2.703)
+    >>> one = np.zeros(1, dtype=np.intp)
+    >>> exact = moments_of_pairs(Parameters(1, 8), 200, UnitCost(1, cost_ratio=0.2), [Iid(0.8)], one, one)
+    >>> (200 / exact.time).round(3).tolist(), (200 / exact.rounds).round(3).tolist()
+    ([2.127], [2.703])
     """
     after_failure, after_success = (np.stack(each) for each in zip(*(law.probabilities(tokens) for law in laws), strict=True))
-    means, square = np.zeros((len(DraftTables._fields), len(laws), tokens + 1)), np.zeros((len(laws), tokens + 1))
-    together = max(_MOST_CELLS // tokens, 1)
+    means, square = np.zeros((len(DraftTables._fields), law.size, tokens + 1)), np.zeros((law.size, tokens + 1))
+    together, alone = max(_MOST_CELLS // (tokens * np.size(cost.link)), 1), np.size(cost.link) == 1
     for first in range((tokens - 1) // together * together, -1, -together):
         starts = range(first, min(first + together, tokens))
         parts = np.stack(draft_tables(parameters, tokens, cost, starts))
         for start in reversed(starts):
-            chance = _first_wrong(after_failure, after_success, start)
-            added, later = parts[:, None, start - first, start:], means[:, :, start + 1 :]
+            chance = _first_wrong(after_failure, after_success, start)[law]
+            added, later = parts[:, :, start - first, start:], means[:, :, start + 1 :]
+            added = added if alone else added[:, price]
             means[:, :, start] = ((added + later) * chance).sum(axis=2)
             squares = added[0] ** 2 + 2 * added[0] * later[0] + square[:, start + 1 :]
             square[:, start] = (chance * squares).sum(axis=1)
-    columns = means[:, :, 0].T.tolist()
-    return [
-        Moments(time, max(whole - time**2, 0.0), *rest) for (time, *rest), whole in zip(columns, square[:, 0].tolist(), strict=True)
-    ]
+    time, *rest = means[:, :, 0]
+    return Moments(time, np.maximum(square[:, 0] - time**2, 0.0), *rest)
 
 
 def work_of_chains(
     parameters: Parameters, tokens: int, cost: StepCosts, laws: Sequence[Chain]
 ) -> tuple[ModelPasses, ModelPasses]:
-    """Return the expected passes of target and draft model under each law, shape (laws,), by a recursion over starts of drafts.
+    """Return the expected passes of target and draft model under each law, by a recursion over starts of drafts.
 
-    A draft begins after s tokens with probability m(s). It makes the passes that `draft_tables` counts until its first wrong token
-    r, whose probability the law gives, and the next draft begins after r + 1 tokens. Draft passes over rejected tokens are those
-    that begin until the rollback message arrives; one that the message stops counts in full.
+    Arrays of shape (laws,), or (costs, laws) of several joined costs. A draft begins after s tokens with probability m(s). It makes
+    the passes that `draft_tables` counts until its first wrong token r, whose probability the law gives, and the next draft begins
+    after r + 1 tokens. Draft passes over rejected tokens are those that begin until the rollback message arrives; one that the
+    message stops counts in full.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
@@ -200,24 +221,27 @@ def work_of_chains(
     ([73.989, 46.0], [430.259, 199.0])
     """
     after_failure, after_success = (np.stack(each) for each in zip(*(law.probabilities(tokens) for law in laws), strict=True))
-    prices, budget = ConcurrentTimes.of(parameters, tokens, cost), parameters.context_budget
+    budget, costs = parameters.context_budget, np.size(cost.link)
     mass = np.zeros((len(laws), tokens + 1))
     mass[:, 0] = 1.0
-    totals = np.zeros((6, len(laws)))
-    together = max(_MOST_CELLS // tokens, 1)
+    totals = np.zeros((6, costs, len(laws)))
+    together = max(_MOST_CELLS // (tokens * costs), 1)
     for first in range(0, tokens, together):
-        starts = np.arange(first, min(first + together, tokens))
-        walked = _walk(parameters, prices, starts)
-        begins = starts[:, None]
-        seen = attended_within(begins, walked.right, budget) + attended_within(np.arange(tokens) + 1, walked.passes, budget)
+        prices, begins = _prices_at(parameters, tokens, cost, range(first, min(first + together, tokens)))
+        walked = _walk(parameters, prices, begins)
+        of_right, of_wrong = attended_within(begins[:, None], walked.right, budget), np.arange(tokens) + 1
+        seen = of_right + attended_within(of_wrong, walked.passes, budget)
         # Of the target: passes, tokens, positions attended to and read. Of the draft model: passes, positions attended to and read.
         added = walked.rounds, walked.rounds + walked.drafted, walked.attended, walked.read, walked.passes + walked.right, seen
-        tables = np.stack([np.where(walked.filled, each, 0.0) for each in added])
-        for start in starts.tolist():
+        filled = walked.filled
+        tables = np.stack([np.where(filled, each, 0.0) for each in added]).reshape(6, costs, -1, tokens)
+        for place in range(tables.shape[2]):
+            start = first + place
             weights = mass[:, start, None] * _first_wrong(after_failure, after_success, start)
             mass[:, start + 1 :] += weights
-            totals += tables[:, start - first, start:] @ weights.T
-    passes, read_tokens, attended, read, drafts, seen_by_drafts = totals
+            totals += tables[:, :, place, start:] @ weights.T
+    of_several = np.ndim(cost.link) > 0
+    passes, read_tokens, attended, read, drafts, seen_by_drafts = totals if of_several else totals[:, 0]
     return ModelPasses(passes, read_tokens, attended, read, read_tokens), ModelPasses.single(drafts, seen_by_drafts)
 
 

@@ -31,11 +31,11 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterato
         clock.decide(which, found, kept)
         rounds[which] += 1
         offered[which] += found.waiting
-        verifying[which] += prices.verify[found.start, found.waiting]
+        verifying[which] += prices.passes(which, found.start, found.waiting)
         counts += np.bincount(np.minimum(kept, found.waiting), minlength=len(counts))
         which = which[clock.start[which] < tokens]
     # Every position but the last is drafted once as a continuation of the right text.
-    busy = verifying + (prices.draft[: tokens - 1].sum() + clock.stale) * cost.draft_devices
+    busy = verifying + (prices.draft[0, : tokens - 1].sum() + clock.stale) * cost.draft_devices
     passes = tokens - 1 + clock.stale_passes
     operations = rounds + offered + (passes * cost.operations("draft") if tokens > 1 else 0.0)
     return Tally(clock.free, busy, operations, rounds, offered, counts)

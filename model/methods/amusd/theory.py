@@ -26,25 +26,33 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs import many_costs
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work
 from model.methods.amusd.algorithm import PASS, REJECTION, WAITING, Parameters
 from model.methods.amusd.draft_clock import ConcurrentTimes, ConstantTimes
-from model.methods.amusd.finite_amusd import draft_times, has_closed_form, moments_of_chains, work_of_chains
+from model.methods.amusd.finite_amusd import draft_times, has_closed_form, moments_of_pairs, work_of_chains
 from model.methods.amusd.long_run import decision_times
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
 from model.methods.concurrent.concurrent_laws import chains_of, positions_of
 from model.methods.concurrent.concurrent_work import expected_work
 from model.methods.draft_model import MAX_DRAFT
-from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds.round_moments import Moments, mixed
+from model.methods.prediction import (
+    DecodingPoints,
+    MethodChoice,
+    Prediction,
+    PredictionPoints,
+    distinct_pairs,
+    predict_by_decoding,
+)  # fmt: skip
+from model.methods.rounds.round_moments import Moments
 from model.outcomes.outcome_laws import constant_rates
 
 __all__ = [
     "claim_bound", "claim_formula", "free_drafts", "operations", "predict", "predict_points", "rate_bound", "slowest", "speedup",
-    "steady_state", "timed_work",
+    "steady_state", "timed_work", "timed_work_of_costs",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -72,26 +80,39 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
-    """`predict` at many points; each choice is tabulated once."""
-    chosen, laws, index = points.pairs()
-    known: dict[int, Moments] = {}
-    for choice in np.unique(chosen).tolist():
-        parameters, tokens, cost = points.choices[choice]
-        pairs = np.flatnonzero(chosen == choice).tolist()
-        chains = [chains_of(points.laws[law], Parameters.LABEL) for law in laws[pairs].tolist()]
-        if tokens > 1 and not has_closed_form(parameters):
-            known |= dict.fromkeys(pairs, Moments(*[math.nan] * len(Moments._fields)))
-            continue
-        found = iter(moments_of_chains(parameters, tokens, cost, [chain for each in chains for chain in each]))
-        for pair, each in zip(pairs, chains, strict=True):
-            parts = [next(found) for _ in each]
-            known[pair] = parts[0] if len(parts) == 1 else mixed(parts)
-    moments = Moments(*(np.array(column)[index] for column in zip(*(known[pair] for pair in range(len(chosen))), strict=True)))
-    ratio = points.of_choices(lambda each: 1.0 if each.tokens == 1 else np.nan)
-    units = points.of_choices(lambda each: each.parameters.units)
-    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
-    times = moments.time, moments.variance, moments.busy, ratio, units, plain
+    """`predict` at many points; drafts are walked together for all costs."""
+    return predict_by_decoding(_predict_together, points, lambda parameters: _CELLS_OF_A_START)
+
+
+_CELLS_OF_A_START = 24
+"""Numbers by position of one cost, so that some tens of costs are walked together; their starts are in blocks of their own."""
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points of one number of tokens."""
+    parameters, tokens = points.parameters, points.tokens
+    chains = [chains_of(law, Parameters.LABEL) for law in points.laws]
+    if tokens > 1 and not has_closed_form(parameters):
+        moments = Moments(*np.full((len(Moments._fields), points.law.size), np.nan))
+    else:
+        law, price, pair = distinct_pairs(points.law, points.price)
+        sizes = np.array([len(each) for each in chains])
+        begins, own = np.cumsum(sizes) - sizes, sizes[law]
+        first = np.cumsum(own) - own
+        part = np.arange(own.sum()) - np.repeat(first, own)  # equally likely parts of a law, such as its records
+        every = [chain for each in chains for chain in each]
+        found = moments_of_pairs(parameters, tokens, points.cost, every, np.repeat(begins[law], own) + part, np.repeat(price, own))
+        moments = Moments(*(each[pair] for each in _mixtures(found, first, own)))
+    ratio, units = np.full(points.law.size, 1.0 if tokens == 1 else np.nan), np.full(points.law.size, float(parameters.units))
+    times = moments.time, moments.variance, moments.busy, ratio, units, points.plain_times()
     return Prediction(*times, moments.rounds, moments.drafted, moments.operations)
+
+
+def _mixtures(found: Moments, first: NDArray[np.intp], sizes: NDArray[np.intp]) -> Moments:
+    """Moments of mixtures of as many equally likely parts, which follow each other from `first` on."""
+    mean = Moments(*(np.add.reduceat(each, first) / sizes for each in found))
+    square = np.add.reduceat(found.variance + found.time**2, first) / sizes - mean.time**2
+    return mean._replace(variance=np.where(sizes == 1, mean.variance, np.maximum(square, 0.0)))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -100,7 +121,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     Within a round trip and `draft_length` + 1 draft passes after any message the tokens that it allows have arrived.
     """
     prices = ConcurrentTimes.of(parameters, tokens, cost)
-    wait = 2 * prices.link + (parameters.draft_length + 1) * float(prices.draft.max())
+    wait = 2 * float(prices.link.max()) + (parameters.draft_length + 1) * float(prices.draft.max())
     round_ = float(prices.verify.max()) + 2 * wait
     return tokens * round_, tokens * round_ * (1 + cost.draft_devices)
 
@@ -124,6 +145,12 @@ def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: S
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
     (73.989, 430.259)
     """
+    found = timed_work_of_costs(parameters, tokens, laws, many_costs.joined([cost]))
+    return None if found is None else found.at(0)
+
+
+def timed_work_of_costs(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work | None:
+    """`timed_work` at several joined costs, shape (costs, laws)."""
     if tokens > 1 and not has_closed_form(parameters):
         return None
     chains = [chains_of(law, Parameters.LABEL) for law in laws]

@@ -60,7 +60,7 @@ def expected_work(
     parts
         Equally likely parts of each law, such as the chains of records; all are evaluated together.
     passes_of
-        Passes of both models under each of a list of parts.
+        Passes of both models under each of a list of parts; of several costs with a leading axis of these.
 
     >>> def passes_of(rates):
     ...     passes = 1 / np.array(rates)
@@ -71,7 +71,7 @@ def expected_work(
     sizes = np.array([len(each) for each in parts])
     begins = np.cumsum(sizes) - sizes
     target, draft = (
-        ModelPasses(*(np.add.reduceat(values, begins) / sizes for values in model))
+        ModelPasses(*(np.add.reduceat(values, begins, axis=-1) / sizes for values in model))
         for model in passes_of([part for each in parts for part in each])
     )
     by_model = {"target": target.totals(layers)}
