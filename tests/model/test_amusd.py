@@ -8,18 +8,22 @@ from scipy.optimize import brentq
 
 from model import published
 from model.base.checks import ParameterError
+from model.costs import many_costs
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.simulated_answers import DraftOutcomes, World
-from model.methods.amusd import paths
+from model.methods.amusd import finite_amusd, paths
 from model.methods.amusd import theory as amusd
 from model.methods.amusd.algorithm import DRAFT_STOPS, REJECTION, Parameters, decode
 from model.methods.peak_demand import Demand
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import theory as speculative
-from model.outcomes.outcome_laws import ByPosition, Iid
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.published import amusd_tables
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
+from tests.support.position_costs import growing
 
 
 def simulated(parameters: Parameters, accept: list[bool], cost: UnitCost) -> Run:
@@ -127,3 +131,47 @@ def test_published_results_against_one_acceptance_rate() -> None:
 def test_bad_parameters_are_refused(table: dict[str, object], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         Parameters(4, **table)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parameters", [Parameters(4, 3), Parameters(4, 5, min_waiting=0, draft_stop=REJECTION)])
+@pytest.mark.parametrize("tokens", [1, 2, 13])
+@pytest.mark.parametrize("in_seconds", [False, True])
+def test_costs_and_laws_together_are_those_of_each(
+    parameters: Parameters, tokens: int, in_seconds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of records, which are mixtures, and with few starts of drafts at a time."""
+    numbers = [(0.1, 0.0, 1.0), (0.4, 0.25, 0.5), (0.9, 1.0, 1.0), (0.0, 0.5, 0.25)]
+    costs: list[StepCosts] = [
+        growing(4, draft=draft, smaller_layers=2, link=link, prompt=int(9 * link), draft_devices=devices) if in_seconds
+        else UnitCost(4, cost_ratio=draft, link=link, draft_devices=devices)
+        for draft, link, devices in numbers
+    ]  # fmt: skip
+    records = Replay(np.random.default_rng(3).random((4, tokens)) < 0.7)
+    laws = [Iid(0.3), records, Markov(0.6, 0.3), Iid(1.0), Replay(records.records[:2])]
+    choice, law = (each.ravel() for each in np.meshgrid(np.arange(len(costs)), np.arange(len(laws))))
+    choices = [MethodChoice(parameters, tokens, cost) for cost in costs]
+    monkeypatch.setattr(finite_amusd, "_MOST_CELLS", 3 * len(costs) * tokens)
+    together = amusd.predict_points(PredictionPoints(choices, laws, choice, law))
+    work = amusd.timed_work_of_costs(parameters, tokens, laws, many_costs.joined(costs))
+    assert work is not None
+    monkeypatch.undo()
+    for index, (cost, which) in enumerate(zip(choice.tolist(), law.tolist(), strict=True)):
+        alone = amusd.predict(parameters, tokens, laws[which], costs[cost])
+        for name, values in vars(alone).items():
+            if values is not None:
+                least = 1e-13 * float(alone.latency) ** 2 if name == "latency_variance" else 0.0
+                np.testing.assert_allclose(getattr(together, name)[index], values, rtol=1e-12, atol=least, err_msg=name)
+        one = amusd.timed_work(parameters, tokens, [laws[which]], costs[cost])
+        assert one is not None
+        for role, totals in work.at((cost, which)).by_model.items():
+            np.testing.assert_allclose(totals, one.at(0).by_model.get(role, [0.0] * len(totals)), rtol=1e-12)
+
+
+def test_records_are_mixed() -> None:
+    """The variance of a mixture has that of the means of its parts."""
+    parameters, cost = Parameters(4, 3), UnitCost(4, cost_ratio=0.4, link=0.25)
+    records = np.array([[True] * 5, [False, True, False, False, True]])
+    times = [float(amusd.predict(parameters, 5, Replay(record[None]), cost).latency) for record in records]
+    found = amusd.predict(parameters, 5, Replay(records), cost)
+    assert float(found.latency) == pytest.approx(np.mean(times), rel=1e-12)
+    assert float(found.latency_variance) == pytest.approx(np.var(times), rel=1e-12)

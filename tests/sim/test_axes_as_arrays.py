@@ -116,6 +116,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "cost": DRAFTING,
     },
     "pearl": {"method": [{"name": "pearl", "layers": 6, "draft_length": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
+    "amusd": {"method": [{"name": "amusd", "layers": 6, "draft_length": 3}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
     "dsi": {"method": [{"name": "dsi", "layers": 6, "lookahead": 2, "verifiers": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTING},
     "hierarchical": {
         "method": [{"name": "hierarchical", "layers": 6, "draft_length": 3}],
@@ -257,6 +258,7 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
         "method": [{"name": "pearl", "layers": 32, "draft_length": 4, "draft_stop": "rejection"}], "outcomes": ACCEPTANCE,
         "cost": DRAFTED_ON_H100,
     },
+    "amusd": {"method": [{"name": "amusd", "layers": 32, "draft_length": 3}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100},
     "autoregressive over a roofline": {
         "method": [{"name": "autoregressive", "layers": 40}],
         "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b"},
@@ -561,11 +563,11 @@ def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.M
     assert_same(together, alone)
 
 
-@pytest.mark.parametrize("name", ["pearl", "pearl whose drafts are stopped"])
+@pytest.mark.parametrize("name", ["pearl", "pearl whose drafts are stopped", "amusd"])
 def test_work_that_depends_on_times_is_that_of_each_point(name: str) -> None:
     """Slower drafts begin fewer passes until a rejection stops them."""
     tables = {"scenario": {"name": "x", "tokens": 20, "views": ["formula"]}, **ON_HARDWARE[name]}
-    grid = Grid(tables | {"sweep": {"cost.draft_step_s": [0.0, 0.002, 0.0]}})
+    grid = Grid(tables | {"sweep": {"cost.draft_step_s": [0.0, 0.002, 0.0, 0.02]}})
     together = formula_view.frame(grid, 0, grid.points)
     assert_same(together, pl.concat([formula_view.frame(grid, at, at + 1) for at in range(grid.points)]))
     assert (together["flops_per_token"].n_unique() == 1) == (name == "pearl")
