@@ -258,7 +258,7 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
         "method": [{"name": "pearl", "layers": 32, "draft_length": 4, "draft_stop": "rejection"}], "outcomes": ACCEPTANCE,
         "cost": DRAFTED_ON_H100,
     },
-    "amusd": {"method": [{"name": "amusd", "layers": 32, "draft_length": 3}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100},
+    "amusd": {"method": [{"name": "amusd", "layers": 32, "draft_length": 6}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100},
     "autoregressive over a roofline": {
         "method": [{"name": "autoregressive", "layers": 40}],
         "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b"},
