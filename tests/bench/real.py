@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from time import process_time, thread_time
+from time import perf_counter, process_time, thread_time
 from typing import Any
 
+from model.steps import Steps
 from tests.bench import measure
 from tests.bench.measure import Benchmark
 
@@ -73,8 +74,8 @@ SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Method and settings of each benchmark."""
 
 
-def ours(name: str, tokens: int, seed: int = 0) -> list[int]:
-    """Decode with our interpreter."""
+def ours(name: str, tokens: int, seed: int = 0, watch: Callable[[Steps], Steps] = lambda steps: steps) -> list[int]:
+    """Decode with our interpreter; `watch` may stand between it and the algorithm."""
     from calibrate.interpreters.in_one_process import RandomDraws, Real
     from model.methods import registry
 
@@ -85,7 +86,7 @@ def ours(name: str, tokens: int, seed: int = 0) -> list[int]:
         depths["draft_layers"] = models["draft"].layers
     used = {role: models[role] for role in ("target", "draft")[: len(depths)]}
     steps = registry.algorithm(method).decode(registry.parameters(method)(**settings, **depths), _prompts(1)[0], tokens)
-    return Real(used, random_draws=RandomDraws(seed)).run(steps, tokens).tokens
+    return Real(used, random_draws=RandomDraws(seed)).run(watch(steps), tokens).tokens
 
 
 def library(tokens: int, sequences: int = 1, *, drafts: bool = False, sampled: bool = False, seed: int = 0) -> Any:
@@ -154,28 +155,50 @@ def _models_timed() -> Iterator[list[float]]:
 
 
 class OwnTime:
-    """CPU time of a decoding outside passes and the evaluation of reads, and its whole CPU time, both of one run [ms]."""
+    """CPU time of a decoding that is not the models', and its whole CPU time, both of one run [ms].
 
-    def __init__(self, name: str, tokens: int) -> None:
-        self.name, self.tokens = name, tokens
+    That of the algorithm and the interpreter together is the time outside passes and the evaluation of reads; that of the
+    `algorithm` alone is the time in which it makes its next step.
+    """
+
+    def __init__(self, name: str, tokens: int, *, algorithm: bool = False) -> None:
+        self.name, self.tokens, self.algorithm = name, tokens, algorithm
         self.measured: dict[str, float] = {}
 
     def _of(self, part: str) -> float:
         if part not in self.measured:
             start = thread_time()
-            with _models_timed() as spent:
-                ours(self.name, self.tokens)
+            if self.algorithm:
+                own = [0.0]
+                ours(self.name, self.tokens, watch=lambda steps: _watched(steps, own))
+            else:
+                with _models_timed() as spent:
+                    ours(self.name, self.tokens)
             whole = thread_time() - start
-            self.measured = {"own": 1e3 * (whole - sum(spent)), "whole": 1e3 * whole}
+            self.measured = {"own": 1e3 * (own[0] if self.algorithm else whole - sum(spent)), "whole": 1e3 * whole}
         return self.measured.pop(part)
 
     def own(self) -> float:
-        """Time of the algorithm and of the interpreter."""
+        """Time of the algorithm, and of the interpreter unless it is of the algorithm alone."""
         return self._of("own")
 
     def whole(self) -> float:
         """Time of the decoding."""
         return self._of("whole")
+
+
+def _watched(steps: Steps, spent: list[float]) -> Steps:
+    """The same steps; adds the wall time in which they are made, since reading a thread's clock takes as long as a step."""
+    answer: Any = None
+    while True:
+        start = perf_counter()
+        try:
+            step = steps.send(answer)
+        except StopIteration:
+            return
+        finally:
+            spent[0] += perf_counter() - start
+        answer = yield step
 
 
 def _speeds(name: str, tokens: int, against: str) -> Benchmark:
@@ -207,6 +230,11 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
         found.append(
             Benchmark(f"real-python-{name}", "ms", share.own, share.whole, "the decoding", 0.01, at_most=True, missing=_missing())
         )
+        if "plain" in name:  # offers: an algorithm makes two steps
+            continue
+        alone = OwnTime(name, tokens, algorithm=True)
+        title, limit = f"real-algorithm-{name}", "the decoding"
+        found.append(Benchmark(title, "ms", alone.own, alone.whole, limit, 0.01, at_most=True, missing=_missing()))
     return [
         *found,
         Benchmark(
