@@ -87,6 +87,11 @@ class StaticBatching(MethodParameters):
                 f"the largest of lengths must equal tokens={tokens}, got {max(self.lengths)}; set tokens to that"
             )
 
+    @property
+    def allows_any_tokens(self) -> bool:
+        """True if no number of tokens contradicts the parameters."""
+        return self.lengths is None and type(self).check_tokens is StaticBatching.check_tokens
+
     def batches(self, tokens: int) -> list[dict[int, int]]:
         """Lengths of the sequences of each batch, by sequence number."""
         lengths = (tokens,) * self.decoded_sequences if self.lengths is None else self.lengths

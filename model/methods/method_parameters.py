@@ -390,6 +390,11 @@ class MethodParameters(TableRecord):
     def check_tokens(self, tokens: int) -> None:
         """Raise ParameterError if this number of tokens contradicts the parameters."""
 
+    @property
+    def allows_any_tokens(self) -> bool:
+        """True if no number of tokens contradicts the parameters, so that `check_tokens` need not be called for each."""
+        return type(self).check_tokens is MethodParameters.check_tokens
+
     def check_vocabulary(self, size: int) -> None:
         """Raise ParameterError if the method needs more candidates than a vocabulary of this size has."""
 

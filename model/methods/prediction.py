@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
@@ -45,6 +46,8 @@ class ChoiceGroup(NamedTuple, Generic[Chosen]):
 
     def check_tokens(self) -> None:
         """Raise ParameterError if a number of tokens contradicts the parameters."""
+        if self.parameters.allows_any_tokens:
+            return
         for tokens in [self.tokens] if isinstance(self.tokens, int) else np.unique(self.tokens).tolist():
             self.parameters.check_tokens(tokens)
 
@@ -493,6 +496,8 @@ def _distinct(costs: Sequence[StepCosts]) -> tuple[Sequence[StepCosts], NDArray[
     """Distinct ones of several costs, and the index of each."""
     if isinstance(costs, Varied):
         return costs.unique()
+    if costs and all(map(operator.is_, costs, itertools.repeat(costs[0]))):
+        return costs[:1], np.zeros(len(costs), dtype=np.intp)
     number: dict[int, int] = {}
     which = np.array([number.setdefault(id(cost), len(number)) for cost in costs], dtype=np.intp)
     first = np.unique(which, return_index=True)[1]

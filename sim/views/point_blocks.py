@@ -309,8 +309,10 @@ def _lengths(
     values = _numbers(grid, axis, points[:, 1:])
     if values is None or values.dtype.kind != "i" or not first.tokens_vary:
         return None
-    distinct, which = np.unique(values, return_inverse=True)
-    taken &= np.array([_fits(first, tokens) for tokens in distinct.tolist()], dtype=np.bool_)[which]
+    taken &= (values >= 1) & (values <= checks.MAX_TOKENS)
+    if not first.parameters.allows_any_tokens:
+        distinct, which = np.unique(values, return_inverse=True)
+        taken &= np.array([_fits(first, tokens) for tokens in distinct.tolist()], dtype=np.bool_)[which]
     return np.asarray(values)
 
 
@@ -319,7 +321,7 @@ def _fits(case: Case, tokens: int) -> bool:
         case.parameters.check_tokens(tokens)
     except ParameterError:
         return False
-    return 1 <= tokens <= checks.MAX_TOKENS
+    return True
 
 
 def _costs(

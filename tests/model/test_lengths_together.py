@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model.architectures.published_shapes import preset
+from model.base import checks
+from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.many_costs import VariedCosts
 from model.costs.many_seconds import VariedSeconds
@@ -346,3 +348,20 @@ def test_pairs_beyond_a_block_are_priced_alike(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(round_counts, "_MOST_COUNTS", 50)
     monkeypatch.setattr(round_counts, "_PAIRS", 3)
     np.testing.assert_allclose(round_counts.moments_of_pairs(lengths, ends, prices, law, length, price), whole, rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_tokens_is_allowed_only_where_none_is_refused(name: str) -> None:
+    """Then the check of each number is left out; a class that overrides the check must not inherit the answer."""
+    case = CASES[name]
+    kind = registry.parameters(case.method)
+
+    class Refusing(kind):  # type: ignore[misc, valid-type]
+        def check_tokens(self, tokens: int) -> None:
+            raise ParameterError("tokens")
+
+    parameters, refusing = (each(layers=8, **case.parameters) for each in (kind, Refusing))
+    assert not refusing.allows_any_tokens
+    for tokens in (1, 7, checks.MAX_TOKENS) if parameters.allows_any_tokens else ():
+        parameters.check_tokens(tokens)
+    assert parameters.allows_any_tokens == (case.method not in {"skipdecode", "early_exit", "dsi"})
