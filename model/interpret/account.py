@@ -254,16 +254,22 @@ class Totals(NamedTuple):
     """Positions whose logits were computed."""
 
 
-def of_passes(layers: int, passes: float, tokens: float = math.nan, heads: float = math.nan) -> Totals:
+def of_passes(layers: int, passes: Any, tokens: Any = math.nan, heads: Any = math.nan) -> Totals:
     """Totals of `passes` passes through `layers` layers and a head, with `tokens` tokens and `heads` logits in all.
 
-    Attended and read rows are nan, because the positions of the passes are not given.
+    Attended and read rows are nan, because the positions of the passes are not given. Of several decodings all are arrays; those
+    without a pass have totals of 0.
 
     >>> totals = of_passes(4, 3, 7)
     >>> totals.layer_runs, totals.layer_passes, totals.head_runs, totals.heads
     (12, 28, 3, nan)
+    >>> of_passes(4, np.array([0, 3])).attended.tolist()
+    [0.0, nan]
     """
-    return Totals(passes, layers * passes, layers * tokens, math.nan, math.nan, head_runs=passes, heads=heads)
+    unknown: Any = math.nan
+    if np.ndim(passes):
+        tokens, heads, unknown = (np.where(passes > 0, each, 0.0) for each in (tokens, heads, unknown))
+    return Totals(passes, layers * passes, layers * tokens, unknown, unknown, head_runs=passes, heads=heads)
 
 
 class Work(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.costs.layer_times import UnitCost
@@ -77,6 +77,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Any]]] = [
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example[0])
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True))
+@example([1, 9])
 @settings(max_examples=examples(10, 100), deadline=None)
 def test_lengths_together_are_lengths_alone(example: tuple[str, dict[str, Any], list[Any]], lengths: list[int]) -> None:
     name, table, laws = example

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.costs import many_costs
 from model.costs.step_costs import StepCosts
-from model.interpret.account import Totals, Work
+from model.interpret.account import Work, of_passes
 from model.methods.prediction import DecodingPoints, Prediction, linear
 from model.methods.rounds.prices_of_rounds import prices_by_start, sums_before, sums_from
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
@@ -370,10 +370,9 @@ def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[AcceptanceL
 
 def _work(parameters: Parameters, passes: Any, drafts: Any, verified: Any, drafted: Any) -> Work:
     """Work of passes of the target, which verify `verified` tokens, and of the draft, which drafts `drafted` tokens."""
-    nan, layers, deep = float("nan"), parameters.layers, parameters.draft_layers
-    target = Totals(passes, layers * passes, layers * verified, nan, nan, head_runs=passes, heads=verified)
-    # A draft pass reads two tokens per sequence after any completely accepted draft; how often is not computed, so it is nan.
-    draft = Totals(drafts, deep * drafts, nan, nan, nan, head_runs=drafts, heads=drafted)
+    target = of_passes(parameters.layers, passes, verified, heads=verified)
+    # A draft pass reads two tokens per sequence after any completely accepted draft; how often is not computed.
+    draft = of_passes(parameters.draft_layers, drafts, heads=drafted)
     return Work({"target": target, "draft": draft} if drafts.any() else {"target": target})
 
 
