@@ -157,7 +157,8 @@ class Method:
     distribution: Callable[..., tuple[Any, Any] | None] | None = None
     """Latencies and their probabilities: (parameters, tokens, law, cost)."""
     straggler_loss: Callable[..., float | None] | None = None
-    """Loss of static batches by waiting for their slowest sequence: (parameters, cost, rounds, latency, tokens, price)."""
+    """Loss of static batches by waiting for their slowest sequence: (parameters, cost, rounds, latency, tokens), with the index of
+    each batch's cost after them for several numbers of tokens (`predicts_lengths_together`)."""
     paper_formula: Callable[[ComparedRuns], FormulaPoint | None] | None = None
     """Value of the paper's formula for real runs with one set of parameters; None: not defined. See `FORMULA_CHECK`."""
     claim_bound: Callable[[ClaimTerms], Limit] | None = None

@@ -391,7 +391,8 @@ def straggler_loss(
     """
     known = registry.method(case.method).straggler_loss
     costs = case.cost if cost is None else cost
-    loss = None if known is None else known(case.parameters, costs, rounds, latency, case.settings.tokens, price)
+    more = () if price is None else (price,)  # asked only of methods that predict several numbers of tokens of batches together
+    loss = None if known is None else known(case.parameters, costs, rounds, latency, case.settings.tokens, *more)
     return {} if loss is None else {"straggler_loss": loss}
 
 

@@ -46,7 +46,7 @@ from model.methods.prediction import (
     PredictionPoints,
     distinct_pairs,
     predict_by_decoding,
-)  # fmt: skip
+)
 from model.methods.rounds.round_moments import Moments
 from model.outcomes.outcome_laws import constant_rates
 

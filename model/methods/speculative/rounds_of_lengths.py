@@ -193,10 +193,11 @@ class _Batches:
         return np.concatenate([np.maximum(until - ends, 0.0), until], axis=-1)
 
     def _left(self, stretch: RoundStretch, near: slice, size: int) -> tuple[list[slice], Floats]:
-        """Numbers of sequences above 0 that may be left, and the number of ways times the chance that the others have ended.
+        """How many sequences may be left, above 0, and the weight of each number of them.
 
-        The latter have shape (sequences + 1, laws, rounds, lengths). The former come in stretches: short ones if for each number
-        there are `size` other numbers a law.
+        A weight is the number of ways to choose the sequences that have ended, times the probability that these have; shape
+        (sequences + 1, laws, rounds, lengths). Numbers come in ranges, which are short if arrays with `size` values for each number
+        and law would be large.
         """
         left = stretch.at(self._lengths[near] - 1)[:, -1]
         gone, here = np.swapaxes(all_powers(np.stack([np.maximum(1 - left, 0.0), left]), self._sequences), 0, 1)

@@ -226,9 +226,10 @@ def _time_of(
     rounds: RoundsByLength, times: _TimesOfRounds, places: NDArray[np.intp], decoding: NDArray[np.intp], length: NDArray[np.intp],
     price: NDArray[np.intp],
 ) -> Floats:  # fmt: skip
-    """Time of batches of some lengths, each of which has its last positions at these `places` of the times, by length.
+    """Expected time of batches of several lengths.
 
-    `decoding` is the index of each batch's law and length together, `length` that of its length and `price` that of its cost.
+    `places` has the indices of each length's last positions in `times.any_length`, by length and place. The others are
+    indices by batch: `decoding` of its law and length together, `length` of its length, `price` of its cost.
     """
     costs, late = len(times.any_length), rounds.late.reshape(rounds.sequences.size, -1).T
     if rounds.early is None or times.whole is None:
