@@ -325,6 +325,22 @@ class Forward(NamedTuple):
             return max(self.positions) + 1
         return self.at + len(self.tokens) if self.batch is None else self.batch.end
 
+    def below(
+        self, depth: int, tokens: tuple[int, ...], before: Any, parents: Sequence[int], tree: tuple[int, ...]
+    ) -> Forward:
+        """Pass over `tokens`, all of them `depth` positions after the one that follows this pass: nodes of a draft that it begins.
+
+        If this pass reads `Features`, so does that one: the states of its `parents` in the pass `before`.
+
+        >>> Forward("draft", (7, 8), 5, LayerSpan(0, 1), heads=1).below(1, (9, 6), None, (0, 0), (-1, -1)).positions
+        [8, 8]
+        """
+        states = None
+        if self.state is not None:
+            states = Features.of_indices(before, tuple(parents)) if tree else Features(before, parents[0], len(parents))
+        own = self.at + len(self.tokens) + depth, self.layers, states, len(tokens), self.unit, tree
+        return Forward(self.role, tokens, *own, context_budget=self.context_budget)
+
     @property
     def width(self) -> int:
         """Number of tokens per sequence; in a ragged batch, of the widest sequence."""
@@ -511,6 +527,56 @@ class DraftedChain(NamedTuple):
     """Output of each pass, of a draft of sampled tokens: a verification reads their probabilities."""
 
 
+class TreeLevel(NamedTuple):
+    """One depth of a tree of drafted tokens: reads of the candidates there, and the pass over those that have children."""
+
+    reads: tuple[tuple[int, int], ...]
+    """Offset in the output of the pass before, and number of candidates, of each of its nodes."""
+    nodes: tuple[int, ...]
+    """Nodes of the pass, numbered in the order in which they are read; none at the last depth."""
+    parents: tuple[int, ...]
+    """Index of each one's parent in the pass before; the parent of those of the first level is the last token of the first pass."""
+    tree: tuple[int, ...]
+    """`Forward.tree` of the pass; none if each depth has one node."""
+
+
+class DraftLevels(NamedTuple):
+    """An offer: a draft of a tree of a fixed shape, one pass for each depth over the nodes that have children.
+
+    It stands for `first`, a `Read` for each of the reads of the first level, the pass over its nodes (`Forward.below`), and so on.
+    Answer: a `DraftedLevels`, or None if it is declined, as it is where a read may give fewer candidates than it asks for.
+
+    Parameters
+    ----------
+    first
+        The first pass, with the logits of its last token.
+    levels
+        The levels of the tree.
+    read
+        Kind of the reads: of the likeliest tokens, or of tokens drawn without replacement.
+    """
+
+    first: Forward
+    levels: Sequence[TreeLevel]
+    read: Literal["top", "distinct"] = LIKELIEST
+
+    def pass_over(self, depth: int, drafted: Sequence[int], before: Any) -> Forward:
+        """Pass over the nodes of `levels[depth]`, of all `drafted` tokens so far, after the pass `before`."""
+        _, nodes, parents, tree = self.levels[depth]
+        if not depth:
+            parents = (len(self.first.tokens) - 1,) * len(nodes)
+        return self.first.below(depth, tuple([drafted[node] for node in nodes]), before, parents, tree)
+
+
+class DraftedLevels(NamedTuple):
+    """Tokens of `DraftLevels`."""
+
+    tokens: list[int]
+    """Tokens of all nodes."""
+    outputs: list[Any]
+    """Output that each level was read from."""
+
+
 class DraftRounds(NamedTuple):
     """An offer: all rounds that are left, each a draft of one token after another, its verification in one pass, and a commit.
 
@@ -635,7 +701,7 @@ class NextTokens(NamedTuple):
     read: Literal["next", "sample"] = GREEDY
 
 
-Offer = DraftChain | DraftRounds | ReadEach | EarlyRounds | NextTokens
+Offer = DraftChain | DraftLevels | DraftRounds | ReadEach | EarlyRounds | NextTokens
 """Steps that stand for several others. Every interpreter may decline one by the answer None; the algorithm then yields the others.
 
 An interpreter that accepts must answer, count and time as if it had got the other steps: offers only save time.

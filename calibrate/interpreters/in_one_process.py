@@ -24,6 +24,7 @@ from model.interpret.simulated_answers import Answers
 from model.logs.recorded_decoding import AnsweredRead, question
 from model.steps import (
     GREEDY,
+    LIKELIEST,
     MASK,
     Batch,
     CacheError,
@@ -31,6 +32,8 @@ from model.steps import (
     Continuation,
     DraftChain,
     DraftedChain,
+    DraftedLevels,
+    DraftLevels,
     Features,
     Forward,
     Lookup,
@@ -366,6 +369,13 @@ class Real(Interpreter):
             self.times.commits.append(time.perf_counter() - self.times.start)
 
     def _make_pass(self, cache: ProcessState, step: Forward) -> PassOutput:
+        output, rows = self._run_layers(cache, step)
+        if rows is not None:
+            cache.check(step, rows)
+        return output
+
+    def _run_layers(self, cache: ProcessState, step: Forward) -> tuple[PassOutput, KvRows | None]:
+        """Run the layers of a pass; also return their rows, which are still to be checked, or None where no layer runs."""
         role, tokens, layers = step.role, step.tokens, step.layers
         decoder = self.decoders[role]
         if layers.last > decoder.layers:
@@ -381,7 +391,7 @@ class Real(Interpreter):
             made = [each.states for each in outputs if each.states is not None]
             states = (made[0] if len(made) == 1 else _joined(made))[-len(tokens) :]
         if layers.first == layers.last:
-            return PassOutput(step, decoder, states, None)
+            return PassOutput(step, decoder, states, None), None
         rows = cache.rows[role] if step.batch is None else cache.rows_of(role, step.batch.sequences)
         if self.answers is not None:
             tokens = self.to_vocabulary(role, tokens)
@@ -390,8 +400,7 @@ class Real(Interpreter):
             tokens, step.at, layers, rows, states, batch=step.batch, tree=step.tree, seen=seen, between=self.between,
             context_budget=step.context_budget,
         )  # fmt: skip
-        cache.check(step, rows)
-        return PassOutput(step, decoder, states, seen[-1] if seen else None)
+        return PassOutput(step, decoder, states, seen[-1] if seen else None), rows
 
     def adopt(self, cache: ProcessState, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Copy rows of a sub-process."""
@@ -413,7 +422,7 @@ class Real(Interpreter):
             self.log.append(AnsweredRead(question(step, step.output.step), found))
         return found
 
-    def take(self, task: Task, step: NextTokens | DraftChain | ReadEach) -> Any:
+    def take(self, task: Task, step: NextTokens | DraftChain | DraftLevels | ReadEach) -> Any:
         """Accept offers of single sequences, unless single passes or reads are timed, recorded, forced, or overridden.
 
         `DraftRounds` are declined: what is accepted and committed is up to the algorithm.
@@ -422,6 +431,8 @@ class Real(Interpreter):
             return None
         if isinstance(step, ReadEach):
             return self._read_each(step.output, step.first, step.width) if step.kind == GREEDY else None
+        if isinstance(step, DraftLevels):
+            return self._levels(task, step)
         first = step.first
         if not self._is_usual(first):
             return None
@@ -469,6 +480,29 @@ class Real(Interpreter):
             self.work.account.add_each(step._replace(at=first.at + len(first.tokens)), length - 1)
         task.last = step
         return tokens, outputs
+
+    def _levels(self, task: Task, step: DraftLevels) -> DraftedLevels | None:
+        """Make the passes and reads of a draft of a tree; rows are checked after the last pass.
+
+        None if the draft may have fewer candidates than the tree.
+        """
+        cache, following, rows = task.cache, step.first, None
+        vocabulary = self.decoders[following.role].vocabulary
+        if step.read != LIKELIEST or any(width > vocabulary for reads, *_ in step.levels for _, width in reads):
+            return None
+        tokens, outputs = list[int](), list[PassOutput]()
+        for depth, (reads, nodes, *_) in enumerate(step.levels):
+            output, rows = self._run_layers(cache, following)
+            self.work.account.add(following)
+            task.last = following
+            outputs.append(output)
+            for offset, width in reads:
+                tokens += self._evaluate(Read(step.read, output, offset, width))
+            if nodes:
+                following = step.pass_over(depth, tokens, output)
+        if rows is not None:
+            cache.check(following, rows)
+        return DraftedLevels(tokens, outputs)
 
     def _read_each(self, output: PassOutput, first: int, width: int) -> list[int]:
         """Evaluate reads of the likeliest tokens at consecutive positions."""

@@ -23,6 +23,7 @@ from model.steps import (
     CacheError,
     Commit,
     DraftChain,
+    DraftLevels,
     DraftLimit,
     Features,
     Fork,
@@ -432,11 +433,11 @@ class Interpreter(ABC):
                     work.account.adopted_rows += step.layers
                     made = step.task.value
                     task.answer = made if step.hypothesis is None else made.alone(step.hypothesis)
-                case NextTokens() | DraftChain() | ReadEach():
+                case NextTokens() | DraftChain() | DraftLevels() | ReadEach():
                     if not (self.due or self.unborn or self.born_next):
                         task.answer = self.take(task, step)
 
-    def take(self, task: Task, step: NextTokens | DraftChain | ReadEach) -> Any:
+    def take(self, task: Task, step: NextTokens | DraftChain | DraftLevels | ReadEach) -> Any:
         """Answer an offer where no other process is there, or None: it is declined."""
         return None
 

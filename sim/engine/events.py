@@ -31,6 +31,7 @@ from model.steps import (
     CacheError,
     Commit,
     DraftChain,
+    DraftLevels,
     DraftLimit,
     DraftRounds,
     EarlyRounds,
@@ -42,6 +43,7 @@ from model.steps import (
     Read,
     ReadEach,
     Steps,
+    Stop,
     require_ended,
 )
 from sim.engine.cluster import Cluster
@@ -394,9 +396,11 @@ class _Process:
                     engine.transfer(engine.cost.promotion, "promotion", sub, partial(self._adopted, value))
                     return
                 answer = value
-            else:  # Stop
+            elif kind is Stop:
                 for sub in step.tasks:
                     sub.stop()
+            else:  # an offer that is always declined
+                assert kind is DraftLevels
 
     def _alone(self, step: Forward) -> bool:
         """True if nothing else can begin or end before this pass ends."""

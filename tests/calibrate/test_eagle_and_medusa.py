@@ -12,7 +12,8 @@ from calibrate.family import draft_head_training
 from calibrate.family.draft_head_training import EAGLE, MEDUSA
 from calibrate.interpreters.in_one_process import Real, Sampling
 from model.methods.speculative import algorithm as speculative
-from model.steps import MASK
+from model.methods.tree import algorithm as tree
+from model.steps import MASK, declining
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, VOCABULARY
 from tests.support.trained_heads import COUNT, KINDS, exact_law, heads, law_of_text, modules_of
@@ -43,6 +44,19 @@ def test_greedy_output_is_that_of_the_target(architecture: str, kind: str) -> No
         assert work.tokens == real_models.reference_tokens(full, prompt, 24)
         seen |= {*work.rounds}
     assert {accepted for accepted, drafted in seen if drafted == COUNT} >= {0, 1}, seen
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 0, 1), (-1, -1, 0, 0, 1, 3)])
+@pytest.mark.parametrize("tokens", [1, 2, 24])
+def test_levels_of_a_tree_that_are_drafted_together_change_nothing(tokens: int, shape: tuple[int, ...]) -> None:
+    chosen = tree.Parameters(LAYERS, "listed", parents=shape, drafter="heads", draft_layers=1)
+    decoders = {**real_models.decoders("llama"), "draft": heads("llama", EAGLE)}
+    together, alone = (
+        Real(decoders).run(each(tree.decode(chosen, [3, 4, 5], tokens)), tokens) for each in (lambda steps: steps, declining)
+    )
+    assert together == alone
+    assert together.tokens == real_models.reference_tokens(decoders["target"].full, [3, 4, 5], tokens)
+    assert together.account.passes > 2 or tokens == 1
 
 
 # --- Sampling: the law of the text ---

@@ -37,6 +37,7 @@ from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.methods.ssd import algorithm as ssd
 from model.methods.tree import algorithm as tree
+from model.methods.tree.draft_trees import ROOT
 from model.steps import Batch, CacheError, Commit, DraftRounds, Forward, LayerSpan, Offer, Read, Steps, declining, ended
 from tests.support import real_models
 from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
@@ -155,6 +156,7 @@ def prompt_of(kind: str) -> list[int]:
     """A prompt; for an encoder-decoder its start token."""
     return [0] if kind in real_models.ENCODER_DECODERS else [3, 4, 5, 6, 17]
 
+WIDE = (*[ROOT] * (real_models.VOCABULARY + 1), 0, 0)
 OFFERING: dict[str, tuple[Any, Any]] = {
     **{name: EXACT[name] for name in ("plain", "bild in itself", "skipdecode of all layers", "adaptive heuristic")},
     **{f"bild {variant}": (bild, bild.Parameters(LAYERS, 4, 0.2, 3.0, variant, **SMALL)) for variant in bild.VARIANTS},
@@ -174,6 +176,13 @@ OFFERING: dict[str, tuple[Any, Any]] = {
     },
     "adaptive sampled": (adaptive, replace(EXACT["adaptive heuristic"][1], sampled=True)),
     "pearl sampled": (pearl, pearl.Parameters(LAYERS, 3, sampled=True, **SMALL)),
+    "tree, listed": (tree, tree.Parameters(LAYERS, "listed", parents=(-1, -1, -1, 0, 0, 1, 3, 3, 6), **SMALL)),
+    "tree, a chain": (tree, tree.Parameters(LAYERS, "chain", 4, **SMALL)),
+    "tree, full": (tree, tree.Parameters(LAYERS, "full", 3, width=2, sequences=2, batching="continuous", **SMALL)),
+    "tree, wider than the vocabulary": (tree, tree.Parameters(LAYERS, "listed", parents=WIDE, **SMALL)),
+    "tree within a budget": (tree, tree.Parameters(LAYERS, "full", 2, width=3, context_budget=4, **SMALL)),
+    "tree sampled": (tree, tree.Parameters(LAYERS, "full", 3, width=2, sampled=True, **SMALL)),
+    "tree of draws": (tree, tree.Parameters(LAYERS, "full", 3, width=2, sampled=True, candidates="distinct", **SMALL)),
 }  # fmt: skip
 """Methods that offer passes or reads together; in continuous batching drafts may reach beyond the last token (of 17)."""
 
@@ -223,15 +232,17 @@ def answers_to_offers(real: Real, steps: Steps, tokens: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["plain", "speculative 3 static", "plain sampled", "speculative sampled token"])
+@pytest.mark.parametrize("name", ["plain", "speculative 3 static", "plain sampled", "speculative sampled token", "tree sampled"])
 def test_offers_are_taken_only_where_no_single_step_is_observed(name: str) -> None:
     class Watching(Real):
         """Might observe single passes and reads."""
 
     module, parameters = OFFERING[name]
     decoders = real_models.decoders("llama", "draft")
-    forced = forced_outcomes.world(parameters, 2, 12, {} if name.startswith("plain") else {"acceptance_rate": 0.5}, seed=1)
-    observed = [Watching(decoders), Real(decoders, log=[]), Real(decoders, times=RunTimes()), Real(decoders, answers=forced)]
+    observed = [Watching(decoders), Real(decoders, log=[]), Real(decoders, times=RunTimes())]
+    if not name.startswith("tree"):  # ranks cannot be forced
+        rates = {} if name.startswith("plain") else {"acceptance_rate": 0.5}
+        observed.append(Real(decoders, answers=forced_outcomes.world(parameters, 2, 12, rates, seed=1)))
     for real in (Real(decoders), *observed):
         found = answers_to_offers(real, module.decode(parameters, [3, 4], 12), 12)
         assert {each is None for each in found} == {real in observed}
@@ -250,6 +261,22 @@ def test_rows_that_a_pass_of_a_chain_loses_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(Decoder, "run", losing)
     with pytest.raises(CacheError, match=f"layer {layer} should hold"):
         Real(decoders).run(autoregressive.decode(autoregressive.Parameters(LAYERS), [3, 4], 5), 5)
+
+
+@pytest.mark.parametrize("lost", [3, 4, 5])
+def test_rows_that_a_draft_of_a_tree_loses_are_refused(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    """Whether its first pass, over the last token of the text, loses one, or a pass over drafted tokens."""
+    decoders, run_layers = real_models.decoders("llama", "draft"), Decoder.run
+
+    def losing(self: Decoder, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, *rest: Any, **more: Any) -> Any:
+        found = run_layers(self, tokens, at, layers, rows, *rest, **more)
+        rows.layers[1].length -= self is decoders["draft"] and at == lost
+        return found
+
+    monkeypatch.setattr(Decoder, "run", losing)
+    chosen = tree.Parameters(LAYERS, "listed", parents=(ROOT, ROOT, 0, 2), **SMALL)
+    with pytest.raises(CacheError, match="draft: layer 1 should hold 6 positions, it holds 5"):
+        Real(decoders).run(tree.decode(chosen, [3, 4, 5, 6], 6), 6)
 
 
 FEW = ("ppd nested 2 3", "hierarchical recursive", "one beam", "bild in itself")

@@ -61,6 +61,7 @@ from model.steps import (
     MASK,
     SAMPLED,
     Commit,
+    DraftLevels,
     DraftLimit,
     Features,
     Forward,
@@ -422,10 +423,8 @@ def _drafted(
     if parameters.drafts_in_one_pass:
         out = yield _first_pass(parameters, drafter, sequence, states, levels)
         return (yield from _product(parameters, out, levels))
-    out = yield _first_pass(parameters, drafter, sequence, states, 1)
-    first = len(sequence) - drafter.model.rows - 1  # index of the text's last token in this pass
-    grow = _by_confidence if parameters.shape == EAGLE_2 else _of_shape
-    return (yield from grow(parameters, drafter.model, len(sequence), out, first, levels))
+    first = _first_pass(parameters, drafter, sequence, states, 1)
+    return (yield from (_by_confidence if parameters.shape == EAGLE_2 else _of_shape)(parameters, first, levels))
 
 
 def _first_pass(
@@ -452,49 +451,42 @@ def _states(parameters: Parameters, output: Any, indices: Sequence[int]) -> Feat
     return Features(output, indices[0], len(indices))
 
 
-def _pass_over(
-    parameters: Parameters, model: Model, at: int, tokens: tuple[int, ...], before: Any, parents: Sequence[int],
-    tree: tuple[int, ...],
-) -> Forward:  # fmt: skip
-    """Pass of the draft over nodes of one depth; `parents` are the indices of their parents in the pass `before`."""
-    states = _states(parameters, before, parents) if parameters.reads_states else None
-    own = at, model.span, states, len(tokens), model.unit, tree if parameters.several_hypotheses else ()
-    return Forward(model.role, tokens, *own, context_budget=model.context_budget)
-
-
-def _of_shape(
-    parameters: Parameters, model: Model, known: int, out: Any, first: int, levels: int
-) -> Generator[Step, Any, Drafted]:
+def _of_shape(parameters: Parameters, first: Forward, levels: int) -> Generator[Step, Any, Drafted]:
     """Draft a tree of a fixed shape, one pass per depth over the nodes that have children."""
-    plan, kind = draft_plan(parameters.trees[0].cut(levels)), parameters.candidates_read
+    plan = draft_plan(parameters.trees[0].cut(levels), parameters.several_hypotheses)
+    offer = DraftLevels(first, plan.levels, parameters.candidates_read)
+    drafted = yield offer
+    if drafted is not None:
+        return Drafted(plan.tree, drafted.tokens, drafted.outputs, plan.offsets, plan.places)
     tokens, outputs = list[int](), []
+    following = first
     for level in range(levels):
+        out = yield following
+        outputs.append(out)
         numbers = []
         for offset, width in plan.levels[level].reads:
-            found = yield Read(kind, out, offset, width)
+            found = yield Read(offer.read, out, offset, width)
             numbers.append(len(found))
             tokens += found
-        outputs.append(out)
         if len(tokens) < plan.tree.nodes_to[level + 1]:  # the draft has fewer candidates than the shape
-            plan = draft_plan(plan.tree.limited(dict(zip(plan.read_at(level), numbers, strict=True))))
-        _, nodes, parents, tree = plan.levels[level]
-        if not nodes:
+            tree = plan.tree.limited(dict(zip(plan.read_at(level), numbers, strict=True)))
+            plan = draft_plan(tree, parameters.several_hypotheses)
+            offer = offer._replace(levels=plan.levels)
+        if not plan.levels[level].nodes:
             break
-        words = tuple([tokens[node] for node in nodes])
-        out = yield _pass_over(parameters, model, known + level, words, out, parents if level else (first,) * len(nodes), tree)
+        following = offer.pass_over(level, tokens, out)
     return Drafted(plan.tree, tokens, outputs, plan.offsets, plan.places)
 
 
-def _by_confidence(
-    parameters: Parameters, model: Model, known: int, out: Any, first: int, levels: int
-) -> Generator[Step, Any, Drafted]:
+def _by_confidence(parameters: Parameters, first: Forward, levels: int) -> Generator[Step, Any, Drafted]:
     """Draft a tree that grows by confidence, and return its likeliest nodes: Section 4 of [Li2024b]."""
     width = parameters.width or 0
     tokens, parents, scores = list[int](), list[int](), list[float]()
     places: dict[int, int] = {}  # index in its pass of each node that the draft has read
-    reading = [ROOT]
+    reading, root = [ROOT], len(first.tokens) - 1  # index of the text's last token in the first pass
+    following = first
     for level in range(levels):
-        begin = len(tokens)
+        out, begin = (yield following), len(tokens)
         for offset, of in enumerate(reading, -len(reading)):
             score = 0.0 if of == ROOT else scores[of]
             found = yield Read("beams", out, width=width, hypotheses=((offset, score),))
@@ -506,7 +498,7 @@ def _by_confidence(
         reading = [node for _, node in likeliest([(scores[node], node) for node in range(begin, len(tokens))], width)]
         words, after = tuple([tokens[node] for node in reading]), [parents[node] for node in reading]
         tree = tuple([-1 - places.get(node, 0) for node in after])
-        out = yield _pass_over(parameters, model, known + level, words, out, [places.get(node, first) for node in after], tree)
+        following = first.below(level, words, out, [places.get(node, root) for node in after], tree)
         places |= {node: place for place, node in enumerate(reading)}
     kept = [node for _, node in likeliest([(score, node) for node, score in enumerate(scores)], parameters.nodes or 0)]
     number = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}

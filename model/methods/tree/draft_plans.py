@@ -6,26 +6,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from model.methods.tree.draft_trees import ROOT, DraftTree
-
-
-class LevelPlan(NamedTuple):
-    """Reads of the candidates at one depth, and the pass of the draft over those of them that have children."""
-
-    reads: tuple[tuple[int, int], ...]
-    """Offset in the output of the pass before, and number of candidates, of each of its nodes."""
-    nodes: tuple[int, ...]
-    """Nodes of the pass; none at the last depth."""
-    parents: tuple[int, ...]
-    """Index of each one's parent in the pass before; 0 where that is the root."""
-    tree: tuple[int, ...]
-    """`Forward.tree` of the pass."""
+from model.steps import TreeLevel
 
 
 class DraftPlan(NamedTuple):
     """How a tree is drafted by one pass for each depth, over the nodes that have children."""
 
     tree: DraftTree
-    levels: tuple[LevelPlan, ...]
+    levels: tuple[TreeLevel, ...]
     offsets: tuple[int, ...]
     """Offset of each node in the output that it is read from."""
     places: tuple[int | None, ...]
@@ -37,16 +25,16 @@ class DraftPlan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def draft_plan(tree: DraftTree) -> DraftPlan:
-    """Plan of a tree.
+def draft_plan(tree: DraftTree, several_hypotheses: bool) -> DraftPlan:
+    """Plan of a tree, whose passes follow several hypotheses or only one, as those of a chain do.
 
-    >>> plan = draft_plan(DraftTree((-1, -1, 0, 1, 1)))
+    >>> plan = draft_plan(DraftTree((-1, -1, 0, 1, 1)), True)
     >>> plan.levels[0]
-    LevelPlan(reads=((-1, 2),), nodes=(0, 1), parents=(0, 0), tree=(-1, -1))
+    TreeLevel(reads=((-1, 2),), nodes=(0, 1), parents=(0, 0), tree=(-1, -1))
     >>> plan.levels[1], plan.offsets, plan.places
-    (LevelPlan(reads=((-2, 1), (-1, 2)), nodes=(), parents=(), tree=()), (-1, -1, -2, -1, -1), (0, 1, None, None, None))
+    (TreeLevel(reads=((-2, 1), (-1, 2)), nodes=(), parents=(), tree=()), (-1, -1, -2, -1, -1), (0, 1, None, None, None))
     """
-    levels, places, offsets = list[LevelPlan](), {ROOT: 0}, dict[int, int]()
+    levels, places, offsets = list[TreeLevel](), {ROOT: 0}, dict[int, int]()
     read: tuple[int, ...] = (ROOT,)
     while read:
         reads = []
@@ -56,7 +44,8 @@ def draft_plan(tree: DraftTree) -> DraftPlan:
         nodes = tuple(child for node in read for child in tree.children[node] if child in tree.children)
         parents = tuple(places[tree.parents[node]] for node in nodes)
         places |= {node: place for place, node in enumerate(nodes)}
-        levels.append(LevelPlan(tuple(reads), nodes, parents, tuple(-1 - parent for parent in parents)))
+        follows = tuple(-1 - parent for parent in parents) if several_hypotheses else ()
+        levels.append(TreeLevel(tuple(reads), nodes, parents, follows))
         read = nodes
     of_nodes = range(tree.nodes)
     return DraftPlan(tree, tuple(levels), tuple(map(offsets.__getitem__, of_nodes)), tuple(map(places.get, of_nodes)))
