@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from operator import attrgetter
@@ -335,6 +335,10 @@ class OneAfterAnother(StepCosts):
             self._kept[shape] = found
         return found[:, index]
 
+    def content(self) -> Hashable:
+        """See `StepCosts`."""
+        return tuple([each.content() for each in self.parts])
+
     def summed_times(self, shape: PassShape, weights: Floats) -> Floats:
         """See `StepCosts`."""
         return np.concatenate([each.summed_times(shape, weights) for each in self.parts])
@@ -420,6 +424,10 @@ class PricedTogether(StepCosts):
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` positions, by cost."""
         return np.stack(np.broadcast_arrays(*(each.times(shape, at) for each in self.costs)))
+
+    def content(self) -> Hashable:
+        """See `StepCosts`."""
+        return tuple([each.content() for each in self.costs])
 
     def alike(self, shape: PassShape) -> PassShape:
         """See `StepCosts`."""

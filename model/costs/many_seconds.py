@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -190,6 +190,12 @@ class ManySeconds(StepCosts):
         extent = np.broadcast_shapes(np.shape(shape.width), np.shape(shape.sequences), where.shape)
         found = self._with_axes(len(extent)).computed_times(shape, where.astype(np.float64))
         return np.broadcast_to(found, (len(self.costs), *extent))
+
+    def content(self) -> Hashable:
+        """See `StepCosts`."""
+        costs = self.costs
+        values = (*costs.numbers.items(), *costs.steps.items())
+        return costs.first.content(), len(costs), *((name, each.dtype.str, each.tobytes()) for name, each in values)
 
     def times_at_each(self, shape: PassShape, at: ArrayLike) -> Floats:
         """Time of a pass of each cost after its own number of output positions, `at` of shape (costs,) or () [s].

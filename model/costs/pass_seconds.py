@@ -123,6 +123,7 @@ class PassSeconds(StepCosts):
     by_context: dict[tuple[Any, ...], ContextTable] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes, for costs that differ in their prompts or overheads (`model.costs.many_seconds`)."""
     _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
+    _ends: tuple[PassSeconds, PassSeconds] | None = field(default=None, init=False, repr=False)
     _within: dict[tuple[tuple[str, int], ...], Self] = field(default_factory=dict, init=False, repr=False)
 
     uniform = False
@@ -138,11 +139,12 @@ class PassSeconds(StepCosts):
         return self.hardware("target").shape.layers
 
     def uncertainty_ends(self) -> tuple[PassSeconds, PassSeconds]:
-        """The same costs at the upper and the lower end of their uncertainty."""
-        ends = replace(self, uncertainty_end=1.0), replace(self, uncertainty_end=-1.0)
-        for each in ends:
-            each._layers, each._totals, each.by_context = self._layers, self._totals, self.by_context
-        return ends
+        """The same costs at the upper and the lower end of their uncertainty; made once."""
+        if self._ends is None:
+            self._ends = replace(self, uncertainty_end=1.0), replace(self, uncertainty_end=-1.0)
+            for each in self._ends:
+                each._layers, each._totals, each.by_context = self._layers, self._totals, self.by_context
+        return self._ends
 
     def share_times(
         self, layers: dict[tuple[str, int, int, int | None], Estimate], by_context: dict[tuple[Any, ...], ContextTable]

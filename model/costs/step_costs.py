@@ -262,6 +262,10 @@ class StepCosts:
         """These costs; where they differ in their `middle`, all at `at`."""
         return self
 
+    def content(self) -> Hashable:
+        """A value that is equal only for costs with the same times: those of several costs may be made again and again."""
+        return self
+
     # --- Passes that most methods make ---
 
     def plain_times(self, at: ArrayLike = 0, sequences: ArrayLike = 1) -> Floats:

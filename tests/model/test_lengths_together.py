@@ -29,8 +29,8 @@ from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.ngram import lookup_rounds
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
+from model.methods.rounds import rounds_of_lengths
 from model.methods.rounds.round_laws import MixedRounds, Rounds
-from model.methods.speculative import rounds_of_lengths
 from model.methods.tree import tree_lengths
 from model.outcomes import round_counts
 from model.outcomes.lookup_laws import Lookups, ReplayedLookups

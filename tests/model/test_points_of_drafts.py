@@ -17,11 +17,10 @@ from model.methods.adaptive import adaptive_rounds, heuristic_rounds
 from model.methods.adaptive import theory as adaptive
 from model.methods.adaptive.algorithm import Parameters as AdaptiveParameters
 from model.methods.prediction import MethodChoice, PredictionPoints
-from model.methods.rounds import starts_by_round
+from model.methods.rounds import rounds_of_batches, starts_by_round
 from model.methods.rounds.round_laws import Rounds
 from model.methods.self_speculative import theory as self_speculative
 from model.methods.self_speculative.algorithm import Parameters as SelfParameters
-from model.methods.speculative import rounds_of_batches
 from model.methods.speculative import theory as speculative
 from model.methods.speculative.algorithm import Parameters as SpeculativeParameters
 from model.methods.tree import theory as tree

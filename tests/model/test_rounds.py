@@ -20,7 +20,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.methods import registry
-from model.methods.rounds import round_moments, timed_starts
+from model.methods.rounds import round_moments, rounds_of_batches, timed_starts
 from model.methods.rounds.prices_of_rounds import (
     ReadingTimes,
     RoundCells,
@@ -35,7 +35,7 @@ from model.methods.rounds.round_moments import RoundChoice, moments, moments_of_
 from model.methods.rounds.round_starts import RoundDecoding, starts, starts_of_laws
 from model.methods.rounds.round_walks import Tally, fixed
 from model.methods.rounds.timed_starts import KnownStarts, RoundStarts
-from model.methods.speculative import rounds_of_batches, static_batches
+from model.methods.speculative import batch_sizes, static_batches
 from model.outcomes import round_counts
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 from tests.support.position_costs import growing
@@ -475,7 +475,8 @@ def test_unit_time_of_equal_devices_is_time_next_to_costs_of_others() -> None:
     """Equal to the last bit, so that the ratio of both is known: of rounds by start and of static batches."""
     costs = [growing(3, draft=0.3, prompt=7, draft_devices=devices) for devices in (1.0, 0.0, 0.5)]
     joint = many_costs.joined(costs)
-    batch = static_batches._prices_of_cells(joint, 3, 2, rounds_of_batches.cells_of(3, (40, 30)), separate=False)
+    cells = rounds_of_batches.cells_of(3, (40, 30))
+    batch = static_batches._prices_of_cells(joint, 3, 2, cells, batch_sizes.BatchFamily(), separate=False)
     for prices in prices_by_start(joint, 3, tokens=40), batch:
         assert round_moments.units_alike(prices).tolist() == [True, False, False]
 

@@ -21,14 +21,15 @@ from model.costs import many_costs
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, of_passes
 from model.methods.prediction import DecodingPoints, Prediction, linear
-from model.methods.rounds.prices_of_rounds import prices_by_start, sums_before, sums_from
+from model.methods.rounds.prices_of_rounds import prices_by_start, sums_from
 from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import Moments, moments_of_pairs, prediction_of, units_alike
 from model.methods.rounds.round_walks import Tally
+from model.methods.rounds.rounds_of_batches import cells_of, laws_in_blocks, work_of
+from model.methods.rounds.rounds_of_lengths import RoundsByLength, rounds_of_lengths
 from model.methods.speculative.algorithm import Parameters
+from model.methods.speculative.batch_sizes import BatchFamily
 from model.methods.speculative.drafter_prices import prices_of
-from model.methods.speculative.rounds_of_batches import cells_of, laws_in_blocks, work_of
-from model.methods.speculative.rounds_of_lengths import RoundsByLength, rounds_of_lengths
 from model.outcomes.outcome_laws import Chain, Outcomes
 
 Floats = NDArray[np.float64]
@@ -98,38 +99,15 @@ prices = lru_cache(maxsize=8)(_prices)
 """The same for all laws."""
 
 
-def _prices_of_cells(cost: StepCosts, longest: int, sequences: int, at: NDArray[np.int64], *, separate: bool) -> BatchPrices:
-    """Prices of the rounds of a batch whose times depend on the position, at some cells only: positions and drafted tokens.
-
-    `at` has shape (2, cells), as of `rounds_of_batches.cells_of`; `time` and `busy` have shape (costs, 2, sequences + 1, cells).
-    """
-    position, drafted = at
-    start, several = np.arange(int(position.max()) + 1), sequences + 1
-    cells = {count: np.flatnonzero(drafted == count) for count in np.unique(drafted).tolist()}
-    time = np.zeros((np.size(cost.link), 2, several, position.size))
-    busy, share = time, np.asarray(cost.draft_devices)[:, None, None]
-    if separate or (share != 1).any():
-        busy = np.zeros_like(time)
-    for left in range(1, several):
-        verify = time[:, 0, left]
-        for count, own in cells.items():
-            verify[:, own] = cost.verify_times(count + 1, position[own], left)
-        single = cost.draft_times(np.arange(start.size + longest), sequences=left)
-        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=left)
-        until = sums_before(single)
-        usual = until.take(position + drafted, axis=-1) - until.take(position, axis=-1)
-        more = (wide - single[:, : start.size]).take(position, axis=-1) * (drafted > 0)
-        drafts = np.stack([usual, usual + more], axis=1)
-        if busy is not time:
-            busy[:, :, left] = drafts * share + verify[:, None]
-        time[:, 1, left] = verify
-        time[:, :, left] += drafts
-        if separate:
-            time[:, :, left] += (2 * np.asarray(cost.link)[:, None] * (drafted > 0))[:, None]
+def _prices_of_cells(
+    cost: StepCosts, longest: int, sequences: int, at: NDArray[np.int64], family: BatchFamily, *, separate: bool
+) -> BatchPrices:
+    """Prices of the rounds of a batch whose times depend on the position, at some cells only: see `CellPrices`."""
+    time, busy = family.prices(cost, longest, sequences, at, separate=separate)
     return BatchPrices(time, busy, _operations(cost, longest, sequences))
 
 
-def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDArray[np.bool_]]:
+def expected_of_points(points: DecodingPoints[Parameters], family: BatchFamily) -> tuple[Moments, NDArray[np.bool_]]:
     """Moments of the total over all batches of several sequences; the variance is nan. Arrays of shape (points,).
 
     Also whether unit-time equals time, by cost.
@@ -141,7 +119,7 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
                 " 'continuous'"
             )
     if points.lengths is not None:
-        return _expected_of_lengths(points)
+        return _expected_of_lengths(points, family)
     parameters, tokens, longest, uniform = points.parameters, points.tokens, points.parameters.draft_length, points.cost.uniform
     cost, separate = parameters.draft_costs(points.cost), parameters.placement == "separate"
     found, price = np.zeros((len(Moments._fields), points.law.size)), None
@@ -149,9 +127,13 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
         if uniform:
             price = _prices(cost, longest, len(lengths), separate=separate)
         else:
-            price = _prices_of_cells(cost, longest, len(lengths), cells_of(longest, lengths), separate=separate)
+            price = _prices_of_cells(cost, longest, len(lengths), cells_of(longest, lengths), family, separate=separate)
         time, busy, operations = (each.reshape(len(each), -1) for each in price)
-        for part, rounds in laws_in_blocks(points.laws, longest, lengths, placed=not uniform):
+        if uniform:
+            parts = laws_in_blocks(points.laws, longest, lengths, placed=False)
+        else:
+            parts = family.rounds(points.laws, longest, lengths)
+        for part, rounds in parts:
             index = np.flatnonzero((points.law >= part.start) & (points.law < part.stop))
             law, mine, size = points.law[index] - part.start, points.price[index], len(rounds.sequences)
             of_room = rounds.counts if uniform else _by_drafted(rounds.counts, longest, lengths)
@@ -167,7 +149,7 @@ def expected_of_points(points: DecodingPoints[Parameters]) -> tuple[Moments, NDA
     return Moments(*found), units_alike(price)  # the same for all batches, whose prices include those of whole drafts
 
 
-def _expected_of_lengths(points: DecodingPoints[Parameters]) -> tuple[Moments, NDArray[np.bool_]]:
+def _expected_of_lengths(points: DecodingPoints[Parameters], family: BatchFamily) -> tuple[Moments, NDArray[np.bool_]]:
     """`expected_of_points` of batches of equal sequences of several numbers of tokens."""
     parameters, (lengths, length) = points.parameters, points.of_lengths()
     longest, sequences, uniform = parameters.draft_length, parameters.concurrent_sequences, points.cost.uniform
@@ -180,7 +162,7 @@ def _expected_of_lengths(points: DecodingPoints[Parameters]) -> tuple[Moments, N
         # Whole drafts at all positions, and drafts of any length at the last positions of a length.
         whole, rooms = np.arange(int(lengths[-1])), np.arange(longest + 1)
         position, drafts = np.append(whole, np.repeat(last, rooms.size)), np.append(whole * 0 + longest, np.tile(rooms, last.size))
-        price = _prices_of_cells(cost, longest, sequences, np.stack([position, drafts]), separate=separate)
+        price = _prices_of_cells(cost, longest, sequences, np.stack([position, drafts]), family, separate=separate)
         parts = (np.split(each, [whole.size], axis=-1) for each in price[:2])
         times = [_TimesOfRounds(early, late.reshape(*late.shape[:-1], last.size, rooms.size)) for early, late in parts]
     found, drafting = np.zeros((len(Moments._fields), points.law.size)), np.zeros(points.law.size)
@@ -267,15 +249,14 @@ def _sum_of_each(points: DecodingPoints[Parameters]) -> tuple[Moments, NDArray[n
     return Moments(*total), alike
 
 
-def predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
-    """Prediction at points of static batches that share parameters and tokens."""
-    return prediction_of(points, *expected_of_points(points))
+def predict_decodings(points: DecodingPoints[Parameters], family: BatchFamily) -> Prediction:
+    """Prediction at points of static batches that share parameters and tokens; `family` has batches of other sizes."""
+    return prediction_of(points, *expected_of_points(points, family))
 
 
 def prices_of_each(parameters: Parameters) -> int:
     """Prices of a cost."""
     return 3 * (parameters.concurrent_sequences + 1)
-
 
 
 def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Moments:
@@ -293,7 +274,7 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
     if parameters.concurrent_sequences == 1:
         found, _ = _sum_of_each(points)
     else:
-        found, _ = expected_of_points(points)
+        found, _ = expected_of_points(points, BatchFamily())
     return Moments(*(float(each[0]) for each in found))
 
 

@@ -14,6 +14,7 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from model.methods.rounds.round_moments import predict_rounds
 from model.methods.rounds.round_starts import starts_by_accepted, starts_of_laws
 from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
+from model.methods.speculative.batch_sizes import families
 from model.methods.speculative.drafter_prices import prices_of
 from model.outcomes.outcome_laws import Chain, Iid
 
@@ -89,10 +91,16 @@ def _of_one_after_another(points: PredictionPoints[Parameters]) -> Prediction:
 
 def _of_static_batches(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction at points of static batches of several sequences."""
-    return predict_by_decoding(
-        static_batches.predict_decodings, points, static_batches.prices_of_each, together="always",
-        last=lambda parameters: parameters.draft_length + 1,
-    )  # fmt: skip
+    found, index = [], []
+    for mine, family in families(points):
+        found.append(
+            predict_by_decoding(
+                partial(static_batches.predict_decodings, family=family), points.at(mine), static_batches.prices_of_each,
+                together="always", last=lambda parameters: parameters.draft_length + 1, by_position=family.prices_of_each,
+            )
+        )  # fmt: skip
+        index.append(mine)
+    return Prediction.joined(found).at(np.argsort(np.concatenate(index)))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

@@ -233,6 +233,62 @@ def _by_place(laws: tuple[RoundsLaw, ...], draft_length: int, lengths: tuple[int
     return ExpectedRounds(_of_cells(np.moveaxis(sums, 0, 2), draft_length, cut, tokens), *_of_each(sequences.rooms, alike.values()))
 
 
+def by_place_of_sizes(laws: Sequence[RoundsLaw], draft_length: int, sizes: tuple[int, ...], tokens: int) -> list[ExpectedRounds]:
+    """`by_place` of batches of each of these sizes, which rise to at most `MOST_ALIKE`, of sequences of `tokens` tokens.
+
+    Powers of probabilities of one sequence are those of batches of any size.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> [each.sequences.tolist() for each in by_place_of_sizes([Iid(0.5)], 1, (2, 4), 3)]
+    [[4.5], [9.0]]
+    """
+    cut = _first_cut(draft_length, (tokens,))
+    end = tokens + (tokens - cut) * draft_length
+    sums = np.zeros((sizes[-1] + 1, len(laws), 2, len(sizes), end))
+    sequences = _sequences(tuple(laws), draft_length, (tokens,))
+    for stretch, (room,) in sequences.stretches():
+        cells = slice(min(stretch.low, cut), stretch.stop if stretch.stop <= cut else end)
+        alone = _up_to_place(stretch, draft_length, tokens, cut, cells, tokens)
+        weights, likely = _weights_of_sizes(room[..., 0], sizes)
+        numbers = np.flatnonzero(likely.any(axis=1))
+        fewest = max(int(numbers[0]), 1)
+        power = raised(alone, fewest)
+        for number in range(fewest, int(numbers[-1]) + 1):
+            if number > fewest:
+                power = np.multiply(power, alone, out=None if power is alone else power)
+            of = np.flatnonzero(likely[number])
+            if not of.size:
+                continue
+            some = slice(int(of[0]), int(of[-1]) + 1)
+            found = weights[number, :, None, some] @ power
+            sums[number, :, :, some, cells] += found
+            if cells.stop < tokens:
+                sums[number, :, :, some, cells.stop : tokens] += found[..., -1:]
+    each = (np.moveaxis(sums[: size + 1, :, :, index], 0, 2) for index, size in enumerate(sizes))
+    return [
+        ExpectedRounds(_of_cells(own, draft_length, cut, tokens), *_of_each(sequences.rooms, [size]))
+        for own, size in zip(each, sizes, strict=True)
+    ]
+
+
+def _weights_of_sizes(left: Floats, sizes: tuple[int, ...]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Of each number n of sequences left and each size: in how many ways the others have ended, times the probability of each.
+
+    `left` is the probability that a sequence has not ended, shape (laws, rounds). Also where that is not 0 within rounding. Arrays
+    of shape (largest size + 1, laws, sizes, rounds) and (largest size + 1, sizes).
+    """
+    gone, here = np.swapaxes(all_powers(np.stack([np.maximum(1 - left, 0.0), left]), sizes[-1]), 0, 1)
+    ended = np.array(sizes) - np.arange(sizes[-1] + 1)[:, None]
+    weights = (_ways(sizes)[..., None, None] * gone[np.maximum(ended, 0)]).swapaxes(1, 2)
+    return weights, (weights * here[:, :, None]).max(axis=(1, 3)) >= NEVER
+
+
+@lru_cache(maxsize=8)
+def _ways(sizes: tuple[int, ...]) -> Floats:
+    """Ways to choose n of each number of sequences, 0 of fewer; shape (largest size + 1, sizes)."""
+    return np.array([[math.comb(size, number) for size in sizes] for number in range(sizes[-1] + 1)], dtype=np.float64)
+
+
 class AlikeSequences(NamedTuple):
     """Equal sequences in several rounds.
 

@@ -3,7 +3,7 @@
 Where a round starts does not depend on when its sequence ends, except that the last drafts are cut. So the rounds of the longest
 sequence serve all lengths: in each of them, the number of sequences of a length that are left is binomial, and the probability that
 none of n is beyond a position is a power of that for one. Only rounds that start near the end of a length are evaluated for it:
-before, all its sequences are left. `model.methods.speculative.rounds_of_batches` has the rounds of one batch, also of unequal
+before, all its sequences are left. `model.methods.rounds.rounds_of_batches` has the rounds of one batch, also of unequal
 sequences.
 """
 
@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from model.methods.rounds.rounds_of_batches import all_powers, binomials, raised
 from model.methods.rounds.starts_by_round import NEVER, RoundsLaw, RoundStretch, stretches
-from model.methods.speculative.rounds_of_batches import all_powers, binomials, raised
 from model.outcomes.outcome_laws import Floats
 
 Lengths = NDArray[np.int64]

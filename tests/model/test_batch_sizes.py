@@ -1,0 +1,154 @@
+"""Static batches of several sizes that are evaluated together: each is predicted as it is alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.architectures.published_shapes import preset
+from model.costs import many_costs
+from model.costs.layer_times import UnitCost
+from model.costs.many_seconds import VariedSeconds
+from model.costs.pass_seconds import PassSeconds
+from model.costs.step_costs import LayerSpan, PassShape
+from model.hardware.devices import device
+from model.hardware.roofline import Roofline
+from model.methods.batching import MOST_ALIKE
+from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
+from model.methods.rounds import rounds_of_batches
+from model.methods.rounds.round_laws import Rounds
+from model.methods.speculative import batch_sizes
+from model.methods.speculative import theory as speculative
+from model.methods.speculative.algorithm import Parameters
+from model.outcomes.outcome_laws import Iid, Markov
+from tests.support.position_costs import growing
+from tests.support.tiers import examples
+
+LAYERS = 4
+RATES = st.floats(0, 1) | st.sampled_from([0.0, 1.0])
+LAWS = (
+    RATES.map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.8)).map(lambda each: Markov(*each))
+    | st.lists(RATES, min_size=4, max_size=4).map(Rounds.by_draft_position)
+)  # fmt: skip
+
+
+def parameters_of(sequences: int, draft_length: int = 3, **more: Any) -> Any:
+    return Parameters(layers=LAYERS, draft_length=draft_length, sequences=sequences, batching="static", **more)
+
+
+@given(
+    st.lists(LAWS, min_size=1, max_size=3), st.integers(0, 4), st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True),
+    st.integers(1, 30),
+)  # fmt: skip
+@settings(max_examples=examples(60, 600), deadline=None)
+def test_rounds_of_several_sizes_are_those_of_each(laws: list[Any], draft_length: int, sizes: list[int], tokens: int) -> None:
+    together = rounds_of_batches.by_place_of_sizes(laws, draft_length, tuple(sorted(sizes)), tokens)
+    for size, found in zip(sorted(sizes), together, strict=True):
+        alone = rounds_of_batches.by_place(laws, draft_length, (tokens,) * size)
+        for one, other in zip(found, alone, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_of_large_batches_that_end_at_once_all_rounds_are_counted() -> None:
+    """With a rate of 1 all sequences end in the same round: all are left in each, and none in the next."""
+    sizes = (2, 40, MOST_ALIKE)
+    for size, found in zip(sizes, rounds_of_batches.by_place_of_sizes([Iid(1.0)], 3, sizes, 12), strict=True):
+        by_left = found.counts.sum(axis=(1, 3))[0]
+        assert by_left[size] == by_left.sum() == 3
+        assert found.sequences == 3 * size
+
+
+COSTS = st.builds(
+    lambda draft, prompt, devices: growing(LAYERS, draft=draft, prompt=prompt, draft_devices=devices), st.floats(0.1, 0.5),
+    st.integers(0, 9), st.sampled_from([0.0, 0.5, 1.0]),
+) | st.builds(lambda ratio: UnitCost(LAYERS, cost_ratio=ratio), st.floats(0, 1))  # fmt: skip
+
+
+def assert_alike(found: Prediction, index: int, one: Prediction) -> None:
+    for name, value in vars(one).items():
+        if value is not None and name != "latency_variance":
+            np.testing.assert_allclose(getattr(found, name)[index], value[0], rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+@given(st.data(), st.sampled_from(["all", "few"]))
+@settings(max_examples=examples(40, 400), deadline=None)
+def test_points_of_several_sizes_equal_each_alone(data: st.DataObject, how: str) -> None:
+    """Also if few costs, laws and prices are held: then what is common is computed again."""
+    drawn = st.tuples(st.integers(1, 6), st.integers(0, 3), st.sampled_from([{}, {"placement": "separate"}, {"context_budget": 2}]))
+    chosen = [parameters_of(size, longest, **more) for size, longest, more in data.draw(st.lists(drawn, min_size=2, max_size=5))]
+    mixed = parameters_of(2, lengths=(3, 9, 4))
+    tokens, costs = data.draw(st.integers(1, 12)), data.draw(st.lists(COSTS, min_size=1, max_size=3))
+    choices = [MethodChoice(each, tokens, cost) for each in chosen for cost in costs] + [MethodChoice(mixed, 9, costs[0])]
+    laws = data.draw(st.lists(LAWS, min_size=1, max_size=3))
+    choice, law = (each.ravel() for each in np.indices((len(choices), len(laws))))
+    points = PredictionPoints(choices, laws, choice, law)
+    alone = [speculative.predict_points(points.at(np.array([index]))) for index in range(law.size)]
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "few":
+            for name in ("_TOGETHER", "_MOST_KEPT", "_PRICED"):
+                patch.setattr(batch_sizes, name, data.draw(st.sampled_from([1, 2000])))
+        together = speculative.predict_points(points)
+    for index, one in enumerate(alone):
+        assert_alike(together, index, one)
+
+
+DEVICE = device("h100")
+SHAPES = {"target": "llama-3.1-8b", "draft": "llama-3.2-1b"}
+
+
+def hardware() -> PassSeconds:
+    return PassSeconds({role: Roofline.on_device(preset(shape), DEVICE) for role, shape in SHAPES.items()})
+
+
+@pytest.mark.parametrize("priced", [1, 30_000, 4_000_000])
+def test_sizes_share_prices_of_costs_that_are_made_anew(monkeypatch: pytest.MonkeyPatch, priced: int) -> None:
+    """Costs of a grid are made for each set of parameters: equal ones are priced once for each number of sequences left."""
+    monkeypatch.setattr(batch_sizes, "_PRICED", priced)
+    priced_left: list[int] = []
+    price = batch_sizes.CellPrices._price
+
+    def counted(self: Any, left: int) -> None:
+        priced_left.append(left)
+        price(self, left)
+
+    monkeypatch.setattr(batch_sizes.CellPrices, "_price", counted)
+    first, tokens, sizes = hardware(), 12, (2, 3, 5)
+    prompts = np.array([0, 7, 100, 2000])
+
+    def group(size: int) -> ChoiceGroup[Any]:
+        own = replace(parameters_of(size, 2), layers=32)
+        return ChoiceGroup(own, tokens, VariedSeconds(first, prompts.size, {"prompt": prompts.copy()}))
+
+    groups = [group(size) for size in sizes]
+    choice = np.arange(len(sizes) * prompts.size)
+    points = PredictionPoints(GroupedChoices(groups), [Iid(0.7)], choice, 0 * choice)
+    found = speculative.predict_points(points)
+    blocks = {1: 4, 30_000: 1, 4_000_000: 1}[priced]
+    assert sorted(priced_left) == sorted([*range(1, 6)] * blocks)
+    for index, (size, prompt) in enumerate((size, prompt) for size in sizes for prompt in prompts.tolist()):
+        alone = MethodChoice(groups[sizes.index(size)].parameters, tokens, replace(first, prompt=prompt))
+        none = np.zeros(1, dtype=np.intp)
+        assert_alike(found, index, speculative.predict_points(PredictionPoints([alone], [Iid(0.7)], none, none)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1e-5])), min_size=2, max_size=2), st.booleans())
+def test_content_is_equal_only_for_equal_times(numbers: list[tuple[int, float]], joined: bool) -> None:
+    first = hardware()
+    varied = [VariedSeconds(first, 1, {"prompt": np.array([prompt]), "link": np.array([link])}) for prompt, link in numbers]
+    one, other = (many_costs.joined_groups([each, [first]] if joined else [each]) for each in varied)
+    assert (one.content() == other.content()) == (numbers[0] == numbers[1])
+    shape = PassShape(LayerSpan(0, 32), sequences=3, heads=1)
+    if one.content() == other.content():
+        np.testing.assert_array_equal(one.times(shape, np.arange(3)), other.times(shape, np.arange(3)))
+
+
+def test_other_hardware_is_other_content() -> None:
+    costs = [many_costs.joined([hardware()]) for _ in range(2)]
+    assert costs[0].content() != costs[1].content()
+    assert costs[0].content() == costs[0].content()
+    assert many_costs.joined([hardware(), hardware()]).content() != costs[0].content()
