@@ -75,9 +75,15 @@ def assert_alike(found: Prediction, index: int, one: Prediction) -> None:
             np.testing.assert_allclose(getattr(found, name)[index], value[0], rtol=1e-11, atol=1e-13, err_msg=name)
 
 
-@given(st.data(), st.sampled_from(["all", "few"]))
+HELD = {
+    "all": {}, "few laws together": {"_TOGETHER": 1}, "few costs": {"_PRICED": 1}, "prices of one block": {"_MOST_KEPT": 1500},
+    "nothing": {"_TOGETHER": 1, "_PRICED": 1, "_MOST_KEPT": 1},
+}  # fmt: skip
+
+
+@given(st.data(), st.sampled_from([*HELD]))
 @settings(max_examples=examples(40, 400), deadline=None)
-def test_points_of_several_sizes_equal_each_alone(data: st.DataObject, how: str) -> None:
+def test_points_of_several_sizes_equal_each_alone(data: st.DataObject, held: str) -> None:
     """Also if few costs, laws and prices are held: then what is common is computed again."""
     drawn = st.tuples(st.integers(1, 6), st.integers(0, 3), st.sampled_from([{}, {"placement": "separate"}, {"context_budget": 2}]))
     chosen = [parameters_of(size, longest, **more) for size, longest, more in data.draw(st.lists(drawn, min_size=2, max_size=5))]
@@ -89,12 +95,44 @@ def test_points_of_several_sizes_equal_each_alone(data: st.DataObject, how: str)
     points = PredictionPoints(choices, laws, choice, law)
     alone = [speculative.predict_points(points.at(np.array([index]))) for index in range(law.size)]
     with pytest.MonkeyPatch.context() as patch:
-        if how == "few":
-            for name in ("_TOGETHER", "_MOST_KEPT", "_PRICED"):
-                patch.setattr(batch_sizes, name, data.draw(st.sampled_from([1, 2000])))
+        for name, value in HELD[held].items():
+            patch.setattr(batch_sizes, name, value)
         together = speculative.predict_points(points)
     for index, one in enumerate(alone):
         assert_alike(together, index, one)
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("prompts", [[0], [0, 3]])
+def test_many_laws_and_placements_of_several_sizes_equal_each_alone(
+    monkeypatch: pytest.MonkeyPatch, held: str, prompts: list[int]
+) -> None:  # fmt: skip
+    more, costs = [{}, {"placement": "separate"}], [growing(LAYERS, draft=0.3, prompt=prompt) for prompt in prompts]
+    choices = [MethodChoice(parameters_of(size, **each), 9, cost) for size in (4, 2, 3) for each in more for cost in costs]
+    laws = [Iid(rate) for rate in (0.2, 0.5, 0.8, 1.0)]
+    choice, law = (each.ravel() for each in np.indices((len(choices), len(laws))))
+    points = PredictionPoints(choices, laws, choice, law)
+    alone = [speculative.predict_points(points.at(np.array([index]))) for index in range(law.size)]
+    for name, value in HELD[held].items():
+        monkeypatch.setattr(batch_sizes, name, value)
+    together = speculative.predict_points(points)
+    for index, one in enumerate(alone):
+        assert_alike(together, index, one)
+
+
+def test_batches_of_more_sequences_than_powers_allow_are_in_no_family() -> None:
+    choices = [MethodChoice(parameters_of(size, 1), 3, growing(LAYERS, draft=0.3)) for size in (2, 2 * MOST_ALIKE + 200)]
+    both, first = np.arange(2), np.zeros(1, dtype=np.intp)
+    together = speculative.predict_points(PredictionPoints(choices, [Iid(0.5)], both, 0 * both))
+    for index, chosen in enumerate(choices):
+        assert_alike(together, index, speculative.predict_points(PredictionPoints([chosen], [Iid(0.5)], first, first)))
+
+
+def test_prices_at_other_cells_are_others() -> None:
+    family, cost = batch_sizes.BatchFamily((2, 3)), many_costs.joined([growing(LAYERS, draft=0.3)])
+    cells = np.array([[0, 1, 5], [2, 2, 0]])
+    one, other = (family.prices(cost, 2, 3, each, separate=False)[0] for each in (cells, cells[:, ::-1].copy()))
+    np.testing.assert_array_equal(one, other[..., ::-1])
 
 
 DEVICE = device("h100")

@@ -163,12 +163,18 @@ class _Starts(NamedTuple):
 
     @staticmethod
     def of(rounds: LookupRounds, laws: Sequence[Lookups]) -> _Starts:
-        """By a forward recursion."""
+        """By a recursion over positions."""
         outcomes, tokens = _RoundOutcomes.of(rounds.found, laws), rounds.row.size
         reached = outcomes.beginning(tokens)
         of_any_kind = outcomes.merged()
-        for start in range(tokens):
-            of_any_kind.spread(reached, start, [reached[:, start]])
+        if outcomes.alike:
+            backwards, at = np.ascontiguousarray(of_any_kind.ends[0][0, ::-1]), reached[0]
+            for start in range(1, tokens):
+                before = at[max(start - len(backwards), 0) : start]
+                np.einsum("al,al->l", before, backwards[-len(before) :], out=at[start])
+        else:
+            for start in range(tokens):
+                of_any_kind.spread(reached, start, [reached[:, start]])
         return _Starts(rounds, outcomes, reached[:, :tokens])
 
     def summed(self, values: Floats) -> Floats:
@@ -178,22 +184,84 @@ class _Starts(NamedTuple):
             values = np.stack([values[:, row == number].sum(axis=1) for number in range(count)], axis=1)
         return np.asarray(np.einsum("kbl,brl->rkl", self.outcomes.share, values))
 
-    def squares(self, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]) -> Floats:
+    def pairs(self) -> _StartPairs | None:
+        """Sums over pairs of rounds before the first that is cut; None if rounds before that differ."""
+        alike, longest = int(np.count_nonzero(self.rounds.row == self.rounds.row[0])), self.outcomes.longest
+        worth = self.outcomes.alike and alike > 2 * longest + 2  # else a recursion over positions takes no more
+        return _StartPairs.of(self.reached[0, :alike], longest) if worth else None
+
+    def squares(
+        self, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp], pairs: _StartPairs | None
+    ) -> Floats:  # fmt: skip
         """Mean square of the time of pairs of laws and times, the latter of shape (costs, rows, kinds).
 
-        With the tokens that a round accepts, its time is added to the time until the position that follows.
+        With the tokens that a round accepts, its time is added to the time until the position that follows: at positions of
+        `pairs` by these, and then position by position.
         """
         of, by_row = self.outcomes.at(law), np.ascontiguousarray(np.moveaxis(times, 0, -1))
-        state = np.zeros((of.before, self.rounds.row.size + of.longest + 1, law.size))
+        first, begin = (0, 0) if pairs is None else (pairs.alike - of.longest - 1, pairs.alike)
+        state = np.zeros((of.before, self.rounds.row.size - first + of.longest + 1, law.size))
         found = np.zeros(law.size)
-        for start, row in enumerate(self.rounds.row.tolist()):
-            reached, until, values = self.reached[:, start].take(law, axis=1), state[:, start], []
-            for share, time in zip(of.share, by_row[row].take(price, axis=1), strict=True):
-                more = reached * time
-                found += time * (share * (2 * until + more)).sum(axis=0)
-                values.append(until + more)
-            of.spread(state, start, values)
+        if pairs is not None:
+            time = by_row[self.rounds.row[0]].take(price, axis=1)
+            share, spent = of.share[:, 0], np.zeros((of.longest + 1, law.size))
+            for end, each in zip(of.ends, time, strict=True):
+                spent[: end.shape[1]] += end[0] * each
+            found += 2 * (share * time).sum(axis=0) * np.einsum("al,al->l", spent, pairs.sums[:, law])
+            found += (share * time**2).sum(axis=0) * pairs.starts[law]
+            for place, start in enumerate(range(first, begin)):
+                until = np.einsum("al,al->l", spent, pairs.last[place : place + of.longest + 1][::-1][:, law])
+                of.spread(state, place, until + self.reached[:, None, start, law] * time[:, None])
+        for start, row in enumerate(self.rounds.row[begin:].tolist(), begin):
+            reached, before, values = self.reached[:, start].take(law, axis=1), state[:, start - first], []
+            for share, each in zip(of.share, by_row[row].take(price, axis=1), strict=True):
+                more = reached * each
+                found += each * (share * (2 * before + more)).sum(axis=0)
+                values.append(before + more)
+            of.spread(state, start - first, values)
         return found
+
+
+class _StartPairs(NamedTuple):
+    """Sums over pairs of starts of rounds, at the first positions, from which on rounds are alike whatever was before.
+
+    The probability that a round starts at a position j, and that one starts m - j positions after such a start, is summed over j.
+    So the time until a position s, if a round starts there, is a sum over accepted tokens a, with m = s - 1 - a.
+    """
+
+    alike: int
+    """Number of these positions."""
+    starts: Floats
+    """Expected rounds that start there; shape (laws,)."""
+    sums: Floats
+    """By accepted tokens a, summed over m up to alike - 2 - a; shape (most accepted + 1, laws)."""
+    last: Floats
+    """For the last numbers m up to alike - 2; shape (2 * most accepted + 1, laws)."""
+
+    @staticmethod
+    def of(reached: Floats, longest: int) -> _StartPairs:
+        """From the probability that a round starts at each position, shape (positions, laws); `longest` tokens may be accepted.
+
+        >>> found = _StartPairs.of(np.ones((5, 1)), 1)
+        >>> found.last[:, 0].tolist(), found.sums[:, 0].tolist()  # pairs 0 and 1, 0 to 2, 0 to 3; of at most 3, and of at most 2
+        ([2.0, 3.0, 4.0], [10.0, 6.0])
+        """
+        alike, laws = reached.shape
+        sums, last = np.zeros((longest + 1, laws)), np.empty((2 * longest + 1, laws))
+        for at in range(0, laws, _NEAR):
+            part = slice(at, at + _NEAR)
+            each = np.ascontiguousarray(reached[:, part])
+            for place, most in enumerate(range(alike - 2 - 2 * longest, alike - 1)):
+                half, middle = divmod(most + 1, 2)
+                np.einsum("sl,sl->l", each[:half], each[most : most - half : -1], out=last[place, part])
+                last[place, part] *= 2
+                if middle:
+                    last[place, part] += each[half] ** 2
+            most = alike - 2 - longest
+            np.einsum("sl,sl->l", each[: most + 1], np.cumsum(each, axis=0)[most::-1], out=sums[longest, part])
+        for accepted in range(longest - 1, -1, -1):
+            sums[accepted] = sums[accepted + 1] + last[2 * longest - accepted]
+        return _StartPairs(alike, reached.sum(axis=0), sums, last)
 
 
 class LookupDecodings(NamedTuple):
@@ -306,6 +374,8 @@ _CELLS = 1_000_000
 """Numbers in arrays by position and pair: 8 MB."""
 _PAIRS = 4000
 """Pairs whose arrays of a position stay in the cache of a processor."""
+_NEAR = 500
+"""Laws whose arrays of all positions do."""
 
 
 def moments_of_pairs(
@@ -361,9 +431,10 @@ def _of_lookups(
         linear(counts, each.reshape(len(each), -1), law, price) for each in (time, prices.operations[:, rounds.drafted])
     )
     variance, asked = np.full(law.size, np.nan), np.flatnonzero(~means)
+    pairs = starts.pairs() if asked.size else None
     for at in range(0, asked.size, _PAIRS):
         part = asked[at : at + _PAIRS]
-        variance[part] = np.maximum(starts.squares(time, law[part], price[part]) - mean[part] ** 2, 0.0)
+        variance[part] = np.maximum(starts.squares(time, law[part], price[part], pairs) - mean[part] ** 2, 0.0)
     number = np.einsum("rkl,rk->l", mass, rounds.drafted)
     return np.stack([mean, variance, mean, worked, mass.sum(axis=(0, 1))[law], number[law]])
 

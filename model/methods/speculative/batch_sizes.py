@@ -96,6 +96,8 @@ class CellPrices:
 class BatchFamily:
     """Batches of equal sequences that differ in their number only, with what is computed for several of these sizes.
 
+    All have the same drafts, and the same placement of the draft.
+
     Parameters
     ----------
     sizes
@@ -104,8 +106,8 @@ class BatchFamily:
 
     def __init__(self, sizes: tuple[int, ...] = ()) -> None:
         self._sizes, self._kept = sizes, 0
-        self._rounds: dict[tuple[tuple[RoundsLaw, ...], int, int], dict[int, ExpectedRounds]] = {}
-        self._prices: dict[tuple[Hashable, int, bytes, bool], CellPrices] = {}
+        self._rounds: dict[tuple[tuple[RoundsLaw, ...], int], dict[int, ExpectedRounds]] = {}
+        self._prices: dict[tuple[Hashable, bytes], CellPrices] = {}
 
     def prices_of_each(self, parameters: Parameters, lengths: bool) -> int:
         """Prices of a cost at a position, of points of several `lengths` or of one.
@@ -120,7 +122,7 @@ class BatchFamily:
         """Time and unit-time of rounds of batches of this size: see `CellPrices`."""
         if not self._sizes:
             return CellPrices(cost, longest, cells, separate=separate, most=sequences).up_to(sequences)
-        key = cost.content(), longest, cells.tobytes(), separate
+        key = cost.content(), cells.tobytes()
         if key not in self._prices:
             found = CellPrices(cost, longest, cells, separate=separate, most=self._sizes[-1])
             while self._prices and sum(each.size for each in self._prices.values()) + found.size > _MOST_KEPT:
@@ -140,7 +142,7 @@ class BatchFamily:
         step = max(_TOGETHER // (cells * (sizes[-1] + 1) * len(sizes)), 1)
         for at in range(0, len(laws), step):
             some = tuple(laws[at : at + step])
-            key = some, draft_length, lengths[0]
+            key = some, lengths[0]
             if key not in self._rounds:
                 more = len(some) * cells * sum(each + 1 for each in sizes)
                 if self._kept + more > _MOST_KEPT:
