@@ -16,6 +16,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.many_seconds import VariedSeconds
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import LayerSpan, PassShape
+from model.hardware.cost_models import WithEngineOverhead
 from model.hardware.devices import device
 from model.hardware.roofline import Roofline
 from model.methods.batching import MOST_ALIKE
@@ -174,19 +175,33 @@ def test_sizes_share_prices_of_costs_that_are_made_anew(monkeypatch: pytest.Monk
         assert_alike(found, index, speculative.predict_points(PredictionPoints([alone], [Iid(0.7)], none, none)))
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1e-5])), min_size=2, max_size=2), st.booleans())
-def test_content_is_equal_only_for_equal_times(numbers: list[tuple[int, float]], joined: bool) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1e-5]), st.sampled_from([0.0, 1e-4])), min_size=2, max_size=2),
+    st.sampled_from([[], [0], [1]]),
+)  # fmt: skip
+def test_content_is_equal_only_for_equal_times(numbers: list[tuple[int, float, float]], others: list[int]) -> None:
+    """Of costs that differ in their prompts, transfers or engine steps; alone, or joined with others."""
     first = hardware()
-    varied = [VariedSeconds(first, 1, {"prompt": np.array([prompt]), "link": np.array([link])}) for prompt, link in numbers]
-    one, other = (many_costs.joined_groups([each, [first]] if joined else [each]) for each in varied)
-    assert (one.content() == other.content()) == (numbers[0] == numbers[1])
-    shape = PassShape(LayerSpan(0, 32), sequences=3, heads=1)
-    if one.content() == other.content():
-        np.testing.assert_array_equal(one.times(shape, np.arange(3)), other.times(shape, np.arange(3)))
+    of_steps = {role: WithEngineOverhead(model, 0.0) for role, model in first.hardware_models.items()}
+    first = replace(first, hardware_models=of_steps)
+    contents, times = [], []
+    for prompt, link, step in numbers:
+        each: list[Any] = [
+            VariedSeconds(first, 1, {"prompt": np.array([prompt]), "link": np.array([link])}, {"target": np.array([step])})
+        ]
+        for place in others:
+            each.insert(place, [first])
+        cost = many_costs.joined_groups(each)
+        contents.append(cost.content())
+        times.append((cost.times(PassShape(LayerSpan(0, 32), sequences=3, heads=1), np.arange(3)).tolist(), [*cost.link]))
+    assert (contents[0] == contents[1]) == (numbers[0] == numbers[1]) == (times[0] == times[1])
 
 
 def test_other_hardware_is_other_content() -> None:
-    costs = [many_costs.joined([hardware()]) for _ in range(2)]
+    first = [hardware(), hardware()]
+    costs = [many_costs.joined([each]) for each in first]
     assert costs[0].content() != costs[1].content()
-    assert costs[0].content() == costs[0].content()
-    assert many_costs.joined([hardware(), hardware()]).content() != costs[0].content()
+    assert costs[0].content() == many_costs.joined(first[:1]).content()
+    assert many_costs.joined(first).content() != costs[0].content()
+    varied = [many_costs.joined_groups([VariedSeconds(each, 1, {"prompt": np.array([5])})]) for each in first]
+    assert varied[0].content() != varied[1].content()

@@ -223,7 +223,7 @@ class _Starts(NamedTuple):
 
 
 class _StartPairs(NamedTuple):
-    """Sums over pairs of starts of rounds, at the first positions, from which on rounds are alike whatever was before.
+    """Sums over pairs of starts of rounds, at the first positions, where rounds are alike and do not depend on the one before.
 
     The probability that a round starts at a position j, and that one starts m - j positions after such a start, is summed over j.
     So the time until a position s, if a round starts there, is a sum over accepted tokens a, with m = s - 1 - a.
