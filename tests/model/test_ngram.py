@@ -34,6 +34,7 @@ from model.steps import LayerSpan
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 from tests.support.exact import RATES, assert_work_of_each, close
+from tests.support.tiers import examples
 
 CURVE = ((1, 1.0), (4, 1.75), (9, 3.0))
 OUTCOMES = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: LookupDraft(max(pair), min(pair)))
@@ -318,30 +319,59 @@ def test_lookups_of_many_rates_are_those_of_each(rates: list[tuple[float, float]
             np.testing.assert_array_equal(ours, theirs)
 
 
+ALIKE = Lookups.of_rates(0.6, 0.5, 1)
+"""A law under which rounds do not depend on the one before."""
+
+
 @pytest.mark.parametrize("cut", [True, False])
-@pytest.mark.parametrize("tokens", [1, 2, 5])
-def test_moments_are_those_of_all_outcomes(tokens: int, cut: bool) -> None:
-    """By enumeration of the outcome of every lookup, with times by position."""
+@pytest.mark.parametrize(("law", "tokens", "placed"), [
+    (LAW, 1, True), (LAW, 2, True), (LAW, 5, True), (LAW, 5, False), (ALIKE, 1, False), (ALIKE, 4, False), (ALIKE, 6, False),
+    (ALIKE, 9, False), (ALIKE, 9, True),
+])  # fmt: skip
+def test_moments_are_those_of_all_outcomes(law: Lookups, tokens: int, placed: bool, cut: bool) -> None:
+    """By enumeration of the outcome of every lookup, with times by position or at any."""
     times = np.random.default_rng(0).uniform(0.5, 2, (2, tokens, 5))
-    times[1] = times[0]
-    prices = RoundPrices(times, times, np.arange(1.0, 6.0))
-    drafted, accepted, chances = LAW.cells
+    times[:] = times[0] if placed else times[0, 0]
+    prices = RoundPrices(*(times, times) if placed else (times[0, 0], times[0, 0]), np.arange(1.0, 6.0))
+    drafted, accepted, chances = law.cells
     ends: list[tuple[float, float, float]] = []
 
     def visit(at: int, before: int, chance: float, time: float, rounds: int) -> None:
         if at >= tokens:
             ends.append((chance, time, rounds))
             return
-        for count, kept, share in zip(drafted.tolist(), accepted.tolist(), chances[before].tolist(), strict=True):
+        of = chances[before % len(chances)]
+        for count, kept, share in zip(drafted.tolist(), accepted.tolist(), of.tolist(), strict=True):
             paid, kept = min(count, tokens - 1 - at) if cut else count, min(kept, tokens - 1 - at)
             visit(at + 1 + kept, int(kept > 0), chance * share, time + times[0, at, paid], rounds + 1)
 
     visit(0, 0, 1.0, 0.0, 0)
     chance, time, rounds = np.array(ends).T
-    found = lookup_rounds.moments(tokens, LAW, prices, cut=cut)
+    found = lookup_rounds.moments(tokens, law, prices, cut=cut)
     mean = chance @ time
     assert (found.time, found.rounds) == pytest.approx((mean, chance @ rounds), rel=1e-12)
     assert found.variance == pytest.approx(chance @ (time - mean) ** 2, rel=1e-9, abs=1e-12)
+
+
+@given(
+    st.lists(st.tuples(RATES, RATES), min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 40), st.booleans(),
+    st.lists(st.lists(st.floats(0.1, 3), min_size=5, max_size=5), min_size=1, max_size=3), st.sampled_from([1, 3, 4000]),
+)  # fmt: skip
+@settings(max_examples=examples(60, 600), deadline=None)
+def test_mean_squares_by_pairs_of_starts_are_those_by_position(
+    rates: list[tuple[float, float]], drafted: int, tokens: int, cut: bool, times: list[list[float]], together: int
+) -> None:
+    """Of several laws and prices, and also where few of them are evaluated together."""
+    laws, prices = [Lookups.of_rates(hit, rate, drafted) for hit, rate in rates], RoundPrices(*(np.array(times),) * 3)
+    law, price = (each.ravel() for each in np.indices((len(laws), len(times))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookup_rounds, "_PAIRS", together)
+        patch.setattr(lookup_rounds, "_NEAR", together)
+        found = lookup_rounds.moments_of_pairs(tokens, laws, prices, law, price, cut=cut)
+        patch.setattr(lookup_rounds._Starts, "pairs", lambda self: None)
+        expected = lookup_rounds.moments_of_pairs(tokens, laws, prices, law, price, cut=cut)
+    np.testing.assert_allclose(found.time, expected.time, rtol=1e-13)
+    np.testing.assert_allclose(found.variance, expected.variance, rtol=1e-10, atol=1e-13 * float(found.time.max()) ** 2)
 
 
 @pytest.mark.parametrize("rates", [[0.0, 0.4, 1.0], [(0.2, 0.7), (0.5, 0.5)]])
