@@ -132,6 +132,13 @@ GRIDS = {
         2e3, {"name": "speculative", "layers": 32, "draft_length": 4, "sequences": 8, "batching": "static"}, ACCEPT, H100,
         {"scenario.tokens": {"from": 32, "to": 331, "count": 300}, "outcomes.acceptance_rate": [0.3, 0.5, 0.7, 0.9]},
     ),
+    "static-sizes": FormulaGrid(
+        2e3, {"name": "speculative", "layers": 32, "draft_length": 4, "sequences": 8, "batching": "static"}, ACCEPT, H100,
+        {
+            "method.sequences": [2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64],
+            "outcomes.acceptance_rate": _steps(0.3, 0.95, 80),
+        },
+    ),
 }  # fmt: skip
 
 
