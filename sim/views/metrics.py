@@ -102,11 +102,15 @@ def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any, tens
 def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[str, Floats]:
     """Estimates on rounds, from the mean numbers of rounds, drafted tokens and operations per decoding.
 
-    Every round generates one token that was not drafted.
+    Every round generates one token that was not drafted. Without drafted tokens their acceptance is nan.
+
+    >>> per_round(45, 45 + 1e-13, 0.0, 45)["draft_acceptance_rate"].tolist()  # numbers of rounds are rounded
+    nan
     """
     rounds, drafted, operations = (np.asarray(value) for value in (rounds, drafted, operations))
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = tokens / rounds, (tokens - rounds) / drafted, operations / tokens
+        accepted = np.where(drafted == 0, np.nan, (tokens - rounds) / drafted)
+        values = tokens / rounds, accepted, operations / tokens
     return dict(zip(PER_ROUND, values, strict=True))
 
 

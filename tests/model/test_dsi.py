@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,19 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
+from model.costs import many_costs
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.interpreter import CountedWork, count
 from model.interpret.simulated_answers import DraftOutcomes, World
-from model.methods.dsi import paths
+from model.methods.dsi import finite_dsi, paths
 from model.methods.dsi import theory as dsi
 from model.methods.dsi.algorithm import MAX_OUTPUT, Parameters, decode
 from model.methods.dsi.finite_dsi import speculation_tables
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.proposals import Known
-from model.outcomes.outcome_laws import ByPosition, Iid, RecordedProbabilities, Replay
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import LINKS, STOPS, Cluster
 from sim.engine.events import Run, simulate
 from sim.scenarios.cases import contention
+from tests.support.position_costs import growing
 
 RATES = st.integers(0, 19).map(lambda twentieths: twentieths / 20)
 
@@ -176,6 +181,43 @@ def test_records_are_mixed_with_equal_weights() -> None:
     replayed = dsi.predict(parameters, 5, Replay([[*record, 0] for record in records]), cost)
     assert float(replayed.latency) == pytest.approx(np.mean(times), rel=1e-12)
     assert float(replayed.latency_variance) == pytest.approx(np.var(times), rel=1e-9)
+
+
+@pytest.mark.parametrize("parameters", [Parameters(4, 2, 2), Parameters(4, 1, 5), Parameters(4, 5, 1, context_budget=3)])
+@pytest.mark.parametrize("tokens", [1, 2, 13])
+@pytest.mark.parametrize("in_seconds", [False, True])
+@pytest.mark.parametrize("held", [{}, {"_CELLS": 1, "_PAIRS": 1}])
+def test_costs_and_laws_together_are_those_of_each(
+    parameters: Parameters, tokens: int, in_seconds: bool, held: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of records, which are mixtures, where draft passes end as results arrive, and with few laws and pairs at a time."""
+    numbers = [(0.25, 0.0, 1.0), (0.25, 0.5, 0.5), (0.9, 1.0, 1.0), (0.0, 0.5, 0.25), (1.0, 1.0, 0.0)]
+    costs: list[StepCosts] = [
+        growing(4, draft=draft, smaller_layers=2, link=link, prompt=int(9 * link), draft_devices=devices) if in_seconds
+        else UnitCost(4, cost_ratio=draft, link=4 * link, draft_devices=devices, verify_cost=((1, 1.0), (14, 2.0)))
+        for draft, link, devices in numbers
+    ]  # fmt: skip
+    records = Replay(np.random.default_rng(3).random((4, tokens)) < 0.7)
+    laws: list[Any] = [Iid(0.3), records, Markov(0.6, 0.3), Iid(1.0), Replay(records.records[:2]), Iid(0.0)]
+    choice, law = (each.ravel() for each in np.meshgrid(np.arange(len(costs)), np.arange(len(laws))))
+    alone = [dsi.predict(parameters, tokens, laws[which], costs[cost]) for cost, which in zip(choice, law, strict=True)]
+    works = [dsi.timed_work(parameters, tokens, [laws[which]], costs[cost]) for cost, which in zip(choice, law, strict=True)]
+    for name, value in held.items():
+        monkeypatch.setattr(finite_dsi, name, value)
+    points = PredictionPoints([MethodChoice(parameters, tokens, cost) for cost in costs], laws, choice, law)
+    together, means = dsi.predict_points(points), np.arange(law.size) % 3 == 0
+    some = dsi.predict_points(PredictionPoints(points.choices, laws, choice, law, means))
+    work = dsi.timed_work_of_costs(parameters, tokens, laws, many_costs.joined(costs))
+    for index, (cost, which) in enumerate(zip(choice.tolist(), law.tolist(), strict=True)):
+        for name, values in vars(alone[index]).items():
+            if values is not None:
+                least = 1e-13 * float(alone[index].latency) ** 2 if name == "latency_variance" else 0.0
+                np.testing.assert_allclose(getattr(together, name)[index], values, rtol=1e-12, atol=least, err_msg=name)
+                if name != "latency_variance" or not means[index]:
+                    np.testing.assert_array_equal(getattr(some, name)[index], getattr(together, name)[index])
+        for role, totals in work.at((cost, which)).by_model.items():
+            expected = works[index].at(0).by_model.get(role, [0.0] * len(totals))
+            np.testing.assert_allclose(totals, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_accepted_tokens_of_paths_are_those_of_the_counter() -> None:

@@ -259,6 +259,9 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
         "cost": DRAFTED_ON_H100,
     },
     "amusd": {"method": [{"name": "amusd", "layers": 32, "draft_length": 6}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100},
+    "dsi": {
+        "method": [{"name": "dsi", "layers": 32, "lookahead": 2, "verifiers": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
+    },
     "autoregressive over a roofline": {
         "method": [{"name": "autoregressive", "layers": 40}],
         "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b"},
@@ -563,7 +566,7 @@ def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.M
     assert_same(together, alone)
 
 
-@pytest.mark.parametrize("name", ["pearl", "pearl whose drafts are stopped", "amusd"])
+@pytest.mark.parametrize("name", ["pearl", "pearl whose drafts are stopped", "amusd", "dsi"])
 def test_work_that_depends_on_times_is_that_of_each_point(name: str) -> None:
     """Slower drafts begin fewer passes until a rejection stops them."""
     tables = {"scenario": {"name": "x", "tokens": 20, "views": ["formula"]}, **ON_HARDWARE[name]}

@@ -36,17 +36,10 @@ from model.methods.amusd.finite_amusd import draft_times, has_closed_form, momen
 from model.methods.amusd.long_run import decision_times
 from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.concurrent.concurrent_claims import claim_bound
-from model.methods.concurrent.concurrent_laws import chains_of, positions_of
+from model.methods.concurrent.concurrent_laws import chains_of, moments_of_points, positions_of
 from model.methods.concurrent.concurrent_work import expected_work
 from model.methods.draft_model import MAX_DRAFT
-from model.methods.prediction import (
-    DecodingPoints,
-    MethodChoice,
-    Prediction,
-    PredictionPoints,
-    distinct_pairs,
-    predict_by_decoding,
-)
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.rounds.round_moments import Moments
 from model.outcomes.outcome_laws import constant_rates
 
@@ -91,28 +84,16 @@ _CELLS_OF_A_START = 24
 def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
     """Prediction at points of one number of tokens."""
     parameters, tokens = points.parameters, points.tokens
-    chains = [chains_of(law, Parameters.LABEL) for law in points.laws]
     if tokens > 1 and not has_closed_form(parameters):
         moments = Moments(*np.full((len(Moments._fields), points.law.size), np.nan))
     else:
-        law, price, pair = distinct_pairs(points.law, points.price)
-        sizes = np.array([len(each) for each in chains])
-        begins, own = np.cumsum(sizes) - sizes, sizes[law]
-        first = np.cumsum(own) - own
-        part = np.arange(own.sum()) - np.repeat(first, own)  # equally likely parts of a law, such as its records
-        every = [chain for each in chains for chain in each]
-        found = moments_of_pairs(parameters, tokens, points.cost, every, np.repeat(begins[law], own) + part, np.repeat(price, own))
-        moments = Moments(*(each[pair] for each in _mixtures(found, first, own)))
+        moments = moments_of_points(
+            points, Parameters.LABEL,
+            lambda chains, law, price, _: moments_of_pairs(parameters, tokens, points.cost, chains, law, price),
+        )  # fmt: skip
     ratio, units = np.full(points.law.size, 1.0 if tokens == 1 else np.nan), np.full(points.law.size, float(parameters.units))
     times = moments.time, moments.variance, moments.busy, ratio, units, points.plain_times()
     return Prediction(*times, moments.rounds, moments.drafted, moments.operations)
-
-
-def _mixtures(found: Moments, first: NDArray[np.intp], sizes: NDArray[np.intp]) -> Moments:
-    """Moments of mixtures of as many equally likely parts, which follow each other from `first` on."""
-    mean = Moments(*(np.add.reduceat(each, first) / sizes for each in found))
-    square = np.add.reduceat(found.variance + found.time**2, first) / sizes - mean.time**2
-    return mean._replace(variance=np.where(sizes == 1, mean.variance, np.maximum(square, 0.0)))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.base import checks
+from model.methods.prediction import DecodingPoints, distinct_pairs
+from model.methods.rounds.round_moments import Moments
 from model.outcomes.outcome_laws import ByPosition, Chain, Floats, RecordedProbabilities, Replay
+
+Index = NDArray[np.intp]
 
 
 def chains_of(law: Any, label: str) -> list[Chain]:
@@ -22,6 +28,32 @@ def chains_of(law: Any, label: str) -> list[Chain]:
         f"this law of acceptances has no closed form for {label}, whose drafts continue after unverified tokens; choose one by"
         " output position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
     )
+
+
+def moments_of_points(
+    points: DecodingPoints[Any], label: str, of_pairs: Callable[[Sequence[Chain], Index, Index, NDArray[np.bool_]], Moments]
+) -> Moments:
+    """Moments at points whose laws are mixtures of chains, from those of distinct pairs of a chain and a cost.
+
+    `of_pairs` takes the chains, the index of each pair's chain and cost, and of which pairs the variance is asked. Arrays of shape
+    (points,); variances that are not asked may be nan.
+    """
+    chains = [chains_of(law, label) for law in points.laws]
+    law, price, pair = distinct_pairs(points.law, points.price)
+    asked = np.ones(law.size, dtype=np.bool_)
+    if points.means is not None:
+        asked[:] = False
+        asked[pair[~points.means]] = True
+    sizes = np.array([len(each) for each in chains])
+    begins, own = np.cumsum(sizes) - sizes, sizes[law]
+    first = np.cumsum(own) - own
+    part = np.arange(own.sum()) - np.repeat(first, own)
+    every = [chain for each in chains for chain in each]
+    found = of_pairs(every, np.repeat(begins[law], own) + part, np.repeat(price, own), np.repeat(asked, own))
+    mean = Moments(*(np.add.reduceat(each, first) / own for each in found))
+    square = np.add.reduceat(found.variance + found.time**2, first) / own - mean.time**2
+    mixture = mean._replace(variance=np.where(own == 1, mean.variance, np.maximum(square, 0.0)))
+    return Moments(*(each[pair] for each in mixture))
 
 
 def positions_of(rates: Floats, most: int) -> int:

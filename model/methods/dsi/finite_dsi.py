@@ -1,5 +1,7 @@
 """DSI for a finite number of tokens: costs of each speculation, and exact moments by a forward recursion over restarts.
 
+Several costs, as one (`model.costs.many_costs`), give tables with a leading axis of costs.
+
 A speculation lasts from a restart to the next rejection, or to the end. Between restarts nothing is random, so its costs depend
 only on its start, after s of l tokens, and on the place j of the rejected token among those that it decodes; j = l - s is the end.
 With c(n) the time of n draft passes, w_i the time of pass i of the target, b_i = min(i L, l - s - 1) the last drafted token that
@@ -27,7 +29,8 @@ from model.interpret.account import attended_within
 from model.methods.concurrent.concurrent_laws import chains_of
 from model.methods.concurrent.concurrent_work import ModelPasses
 from model.methods.dsi.algorithm import Parameters
-from model.methods.rounds.prices_of_rounds import draft_times
+from model.methods.prediction import linear
+from model.methods.rounds.prices_of_rounds import sums_before
 from model.methods.rounds.round_moments import Moments, mixed
 from model.outcomes.outcome_laws import Chain, Floats
 from model.steps import LayerSpan
@@ -35,12 +38,13 @@ from model.steps import LayerSpan
 INSIDE, AFTER = range(2)
 """Places of the rejected token: among those that the deciding pass reads, or the one after them. The end counts as inside."""
 Counts = NDArray[np.int64]
+Index = NDArray[np.intp]
 
 
 class SpeculationTables(NamedTuple):
     """Costs of a speculation by its start, the pass that ends it, and the place of the rejected token in that pass.
 
-    Costs have shape (tokens, passes, 2), counts (tokens, passes).
+    Costs have shape (..., tokens, passes, 2), counts (tokens, passes).
     """
 
     lookahead: int
@@ -54,7 +58,11 @@ class SpeculationTables(NamedTuple):
     @property
     def tokens(self) -> int:
         """Number of tokens to decode."""
-        return len(self.time)
+        return len(self.waiting)
+
+    def of_several(self) -> SpeculationTables:
+        """The same tables of a single cost as those of several."""
+        return self._replace(time=self.time[None], busy=self.busy[None], operations=self.operations[None])
 
     def ended_by(self, start: Any, length: Any) -> tuple[Counts, Counts]:
         """Pass that ends a speculation of `length` tokens, and the place of its last token in that pass.
@@ -88,25 +96,84 @@ def speculation_tables(lookahead: int, verifiers: int, tokens: int, cost: StepCo
     [[5.0, 5.0], [10.0, 10.0], [15.0, 15.0], [20.0, 20.0]]
     """
     passes = _passes(lookahead, verifiers, tokens, cost)
-    per_draft, weight = cost.operations("draft"), cost.draft_devices
+    per_draft, weight = (np.asarray(each)[..., None, None, None] for each in (cost.operations("draft"), cost.draft_devices))
     exists, time, wide, work = passes.exists, passes.time, np.where(passes.exists, passes.wide, 0), passes.work
-    done = np.cumsum(work, axis=0)[:, :, None]
+    done = np.cumsum(work, axis=-2)[..., None]
     read = np.cumsum(wide, axis=0)[:, :, None].astype(np.float64)
     busy = done + weight * np.minimum(time, passes.drafted)
     operations = np.broadcast_to(read, time.shape).copy()
     for ahead, begun, running in passes.in_flight(verifiers):
-        worked = np.clip(time[:-ahead] - np.where(running, begun, np.inf), 0.0, work[ahead:, :, None])
-        busy[:-ahead] += worked
-        operations[:-ahead] += np.where(running, wide[ahead:, :, None], 0)
+        worked = np.clip(time[..., :-ahead, :, :] - np.where(running, begun, np.inf), 0.0, work[..., ahead:, :, None])
+        busy[..., :-ahead, :, :] += worked
+        operations[..., :-ahead, :, :] += np.where(running, wide[ahead:, :, None], 0)
     begun_drafts = passes.begun_drafts()
     operations += np.where(begun_drafts > 0, begun_drafts * per_draft, 0.0)
     verified = np.where(exists & (np.arange(len(exists))[:, None] > 0), passes.heads - 1, 0)
-    by_start = [np.ascontiguousarray(each.transpose(1, 0, 2)) for each in (time, busy, operations)]
+    by_start = [np.ascontiguousarray(each.swapaxes(-3, -2)) for each in (time, busy, operations)]
     return SpeculationTables(lookahead, by_start[0], by_start[1], by_start[2], verified.T)
 
 
+class _Drafts(NamedTuple):
+    """Times of draft passes from each position on."""
+
+    until: Floats
+    """Time of the first 0, 1, ... draft passes of the decoding, shape (..., tokens)."""
+    each: Floats | None
+    """Time of a pass if it is the same at all positions, shape (..., 1, 1)."""
+
+    @staticmethod
+    def of(cost: StepCosts, tokens: int) -> _Drafts:
+        """Draft passes of a decoding at these costs."""
+        if not cost.uniform:
+            return _Drafts(sums_before(cost.draft_times(np.arange(tokens - 1))), None)
+        each = np.asarray(cost.draft_times())
+        return _Drafts(each[..., None] * np.arange(tokens), each[..., None, None])
+
+    def between(self, start: Counts, count: Counts) -> Floats:
+        """Time of `count` passes from each start on; shape (..., *count.shape), which has two axes."""
+        if self.each is not None:
+            return np.asarray(count * self.each)
+        start = np.broadcast_to(start, count.shape)
+        return np.asarray(self.until[..., start + count] - self.until[..., start])
+
+    def begun(self, time: Floats) -> Counts:
+        """Draft passes that begin before each time after the start, in a speculation that nothing ends.
+
+        `time` has shape (..., passes, starts, 2), as the result.
+        """
+        start = np.arange(self.until.shape[-1])[:, None]
+        return np.asarray(np.maximum(self._before(time, len(start) - 1) - start, 0))
+
+    def ending_at(self, time: Floats) -> Floats:
+        """Time that the draft pass takes which ends at each time after the start; 0 where none does. Shapes as of `begun`.
+
+        >>> drafts = _Drafts(np.array([0.0, 2.0, 4.0]), None)
+        >>> drafts.ending_at(np.array([[[1.0, 4.0], [2.0, 5.0], [2.0, 2.0]]]))[0].tolist()
+        [[0.0, 2.0], [2.0, 0.0], [0.0, 0.0]]
+        """
+        tokens = self.until.shape[-1]
+        start = np.arange(tokens)[:, None]
+        index = np.clip(self._before(time, tokens), np.minimum(start + 1, tokens - 1), tokens - 1)
+        until = self.until.reshape(-1, tokens)
+        of_cost = index.reshape(len(until), -1)
+        ends, begins = (np.take_along_axis(until, at, axis=1).reshape(index.shape) for at in (of_cost, np.maximum(of_cost - 1, 0)))
+        there = np.abs(ends - self.until[..., None, :, None] - time) <= _ROUNDING * time
+        return np.where(there & (start < tokens - 1), ends - begins, 0.0)
+
+    def _before(self, time: Floats, passes: int) -> Counts:
+        """How many of the first passes of the decoding begin before each time after the start."""
+        asked = self.until[..., None, :, None] + time * (1 - _ROUNDING)
+        found = np.empty(asked.shape, dtype=np.int64)
+        for cost in np.ndindex(self.until.shape[:-1]):
+            found[cost] = np.searchsorted(self.until[cost][:passes], asked[cost], side="left")
+        return found
+
+
 class _SpeculationPasses(NamedTuple):
-    """Passes of speculations that nothing ends, by number and start; shape (passes, starts) unless stated otherwise."""
+    """Passes of speculations that nothing ends, by number and start.
+
+    Counts have shape (passes, starts), times (..., passes, starts).
+    """
 
     exists: NDArray[np.bool_]
     first: Counts
@@ -118,18 +185,17 @@ class _SpeculationPasses(NamedTuple):
     sent: Floats
     """When its tokens are sent; infinite where it does not exist."""
     time: Floats
-    """Time of the rejection that the pass finds, by its place; shape (passes, starts, 2)."""
-    drafts: Floats
-    """Time of 0, 1, ... draft passes from each start on; shape (starts, tokens + 1)."""
+    """Time of the rejection that the pass finds, by its place; shape (..., passes, starts, 2)."""
+    drafts: _Drafts
     draft_first: NDArray[np.bool_]
     """True where a draft pass ends exactly when the result of the deciding pass arrives, and began before that was sent: the next
     one then begins before the rejection. Shape of `time`."""
 
     @property
     def drafted(self) -> Floats:
-        """Time of all draft passes of a speculation that nothing ends; shape (1, starts, 1)."""
-        tokens = self.exists.shape[1]
-        return np.asarray(self.drafts[np.arange(tokens), tokens - 1 - np.arange(tokens)][None, :, None])
+        """Time of all draft passes of a speculation that nothing ends; shape (..., 1, starts, 1)."""
+        start = np.arange(self.exists.shape[1])[None]
+        return self.drafts.between(start, start[:, ::-1])[..., None]
 
     def in_flight(self, verifiers: int) -> Iterator[tuple[int, Floats, NDArray[np.bool_]]]:
         """Yield passes that have begun when a speculation ends, by how many passes they are ahead of the one that ends it.
@@ -137,8 +203,8 @@ class _SpeculationPasses(NamedTuple):
         Each item: the number of passes ahead, when they begin, and whether they have begun when each pass ends a speculation.
         """
         for ahead in range(1, min(verifiers, len(self.exists))):
-            begun = self.sent[ahead:, :, None]
-            running = begun <= self.time[:-ahead] * (1 + _ROUNDING)  # with those that are sent exactly at the rejection
+            begun = self.sent[..., ahead:, :, None]
+            running = begun <= self.time[..., :-ahead, :, :] * (1 + _ROUNDING)  # with those that are sent exactly at the rejection
             if not running.any():
                 return
             yield ahead, begun, running
@@ -149,9 +215,8 @@ class _SpeculationPasses(NamedTuple):
         One that would begin exactly at the rejection is not counted, as its process is stopped before it begins, except after
         `draft_first`.
         """
-        tokens = self.exists.shape[1]
-        before = np.stack([_begun(self.drafts[s, : tokens - 1 - s], self.time[:, s]) for s in range(tokens)], axis=1)
-        return np.asarray(np.minimum(before + self.draft_first, (tokens - 1 - np.arange(tokens))[:, None]))
+        limit = np.arange(self.exists.shape[1])[::-1, None]
+        return np.asarray(np.minimum(self.drafts.begun(self.time) + self.draft_first, limit))
 
 
 def _passes(lookahead: int, verifiers: int, tokens: int, cost: StepCosts) -> _SpeculationPasses:
@@ -159,7 +224,7 @@ def _passes(lookahead: int, verifiers: int, tokens: int, cost: StepCosts) -> _Sp
     start = np.arange(tokens)
     limit = tokens - 1 - start  # drafted tokens of a speculation that nothing ends
     count = -(-(tokens - 1) // lookahead) + 1
-    drafts, link = draft_times(cost, tokens, tokens), cost.link
+    drafts, link = _Drafts.of(cost, tokens), np.asarray(cost.link)[..., None]
     number = np.arange(count)[:, None]
     last = np.minimum(number * lookahead, limit)  # shape (passes, starts)
     exists = np.concatenate([np.ones_like(last[:1], dtype=np.bool_), last[1:] > last[:-1]])
@@ -168,57 +233,45 @@ def _passes(lookahead: int, verifiers: int, tokens: int, cost: StepCosts) -> _Sp
     wide = last + 1 - first
     heads = np.where(number > 0, last - np.roll(last, 1, axis=0), 1)
     work = np.where(exists, _pass_times(cost, np.where(exists, wide, 1), np.where(exists, heads, 1), start + first), 0.0)
-    drafted, following = drafts[start, last], drafts[start, np.minimum(last + 1, limit)]
-    sent, decided, processed, returned = np.zeros((4, count, tokens))
+    drafted, following = drafts.between(start, last), drafts.between(start, np.minimum(last + 1, limit))
+    sent, decided, processed, returned = np.zeros((4, *work.shape))
     for index in range(count):
-        sent[index] = drafted[index] if index < verifiers else np.maximum(drafted[index], processed[index - verifiers])
-        decided[index] = returned[index] = sent[index] + link + work[index] + link
+        here = ..., index, slice(None)
+        sent[here] = drafted[here]
+        if index >= verifiers:
+            np.maximum(sent[here], processed[..., index - verifiers, :], out=sent[here])
+        decided[here] = returned[here] = sent[here] + link + work[here] + link
         if index:
-            np.maximum(decided[index], processed[index - 1], out=decided[index])
-        processed[index] = np.maximum(decided[index], following[index])
-    time = np.stack([decided, processed], axis=2)  # shape (passes, starts, place)
-    last_draft = np.stack([_ending_at(drafts[s, : limit[s] + 1], time[:, s]) for s in range(tokens)], axis=1)
-    arrives_then = returned[:, :, None] >= time * (1 - _ROUNDING)
-    draft_first = arrives_then & (last_draft > link * (1 + _ROUNDING)) & (link > 0)
+            np.maximum(decided[here], processed[..., index - 1, :], out=decided[here])
+        np.maximum(decided[here], following[here], out=processed[here])
+    time = np.stack([decided, processed], axis=-1)  # shape (..., passes, starts, place)
+    arrives_then, link = returned[..., None] >= time * (1 - _ROUNDING), link[..., None, None]
+    draft_first = arrives_then & (drafts.ending_at(time) > link * (1 + _ROUNDING)) & (link > 0)
     return _SpeculationPasses(exists, first, wide, heads, work, np.where(exists, sent, np.inf), time, drafts, draft_first)
 
 
-def _begun(begins: Floats, time: Floats) -> Counts:
-    """Number of draft passes that begin before each time."""
-    return np.searchsorted(begins, time * (1 - _ROUNDING), side="left")
-
-
-def _ending_at(ends: Floats, time: Floats) -> Floats:
-    """Time that the draft pass takes which ends at each time; 0 where none does.
-
-    >>> _ending_at(np.array([0.0, 2.0, 4.0]), np.array([1.0, 4.0, 5.0])).tolist()
-    [0.0, 2.0, 0.0]
-    """
-    if len(ends) == 1:
-        return np.zeros(time.shape)
-    index = np.clip(np.searchsorted(ends, time * (1 - _ROUNDING), side="left"), 1, len(ends) - 1)
-    return np.where(np.abs(ends[index] - time) <= _ROUNDING * time, ends[index] - ends[index - 1], 0.0)
-
-
 def _pass_times(cost: StepCosts, wide: Counts, heads: Counts, at: Counts) -> Floats:
-    """Times of passes of the target by width, logits and position; equal shapes."""
+    """Times of passes of the target by width, logits and position, of equal shapes; of several costs these are the first axis."""
     span, layers = int(heads.max()) + 1, LayerSpan(0, cost.layers)
     kind = (wide * span + heads).ravel()
     kinds = np.flatnonzero(np.bincount(kind))
     shapes = [PassShape(layers, width=each // span, heads=each % span) for each in kinds.tolist()]
     if cost.uniform:
-        by_kind = np.zeros(int(kinds[-1]) + 1)
-        by_kind[kinds] = [float(cost.times(shape)) for shape in shapes]
-        return np.asarray(by_kind[kind].reshape(wide.shape))
-    found, positions = np.empty(kind.shape), at.ravel()
-    order = np.argsort(kind, kind="stable")
-    for shape, part in zip(shapes, np.split(order, np.searchsorted(kind[order], kinds[1:])), strict=True):
-        found[part] = cost.times(shape, positions[part])
-    return found.reshape(wide.shape)
+        each = np.stack([np.asarray(cost.times(shape)) for shape in shapes], axis=-1)
+        return np.asarray(each[..., np.searchsorted(kinds, kind)].reshape(*each.shape[:-1], *wide.shape))
+    positions, order = at.ravel(), np.argsort(kind, kind="stable")
+    parts = np.split(order, np.searchsorted(kind[order], kinds[1:]))
+    times = [cost.times(shape, positions[part]) for shape, part in zip(shapes, parts, strict=True)]
+    found = np.concatenate(times, axis=-1)[..., np.argsort(order)]
+    return found.reshape(*found.shape[:-1], *wide.shape)
 
 
 _ROUNDING = 1e-9
 """Relative error within which two times count as equal."""
+_CELLS = 1_000_000
+"""Numbers by law, start and length of speculations that are held together: 8 MB."""
+_PAIRS = 4096
+"""Numbers by pair and length, of which a processor keeps several arrays near."""
 
 
 def moments(lookahead: int, verifiers: int, tokens: int, law: Any, cost: StepCosts) -> Moments:
@@ -226,57 +279,105 @@ def moments(lookahead: int, verifiers: int, tokens: int, law: Any, cost: StepCos
 
     A law of records gives the mixture of its records.
     """
-    tables = speculation_tables(lookahead, verifiers, tokens, cost)
-    parts = [_moments_of_chain(tables, chain) for chain in chains_of(law, "DSI")]
+    tables, chains = speculation_tables(lookahead, verifiers, tokens, cost).of_several(), chains_of(law, Parameters.SHORT_LABEL)
+    found = np.array(moments_of_pairs(tables, chains, np.arange(len(chains)), np.zeros(len(chains), dtype=np.intp)))
+    parts = [Moments(*each) for each in found.T.tolist()]
     return parts[0] if len(parts) == 1 else mixed(parts)
 
 
-def _moments_of_chain(tables: SpeculationTables, law: Chain) -> Moments:
-    """Forward recursion over restarts: probability and mean time of a restart at each position, and the law of the next one.
+def moments_of_pairs(
+    tables: SpeculationTables, laws: Sequence[Chain], law: Index, price: Index, spread: NDArray[np.bool_] | None = None
+) -> Moments:  # fmt: skip
+    """`moments` of pairs of laws and costs, from the tables of several costs; arrays of shape (pairs,).
+
+    The variance is nan where there is no `spread` to be computed; None: it is computed for all.
+    """
+    found, size = np.full((len(Moments._fields), law.size), np.nan), max(_CELLS // tables.tokens**2, 1)
+    passes = np.arange(1.0, tables.waiting.shape[1] + 1)
+    verified = np.cumsum(tables.waiting, axis=1, dtype=np.float64)
+    time, busy, operations = (each.reshape(len(each), -1) for each in tables[1:4])
+    for begin in range(0, len(laws), size):
+        mine = np.flatnonzero((law >= begin) & (law < begin + size))
+        if not mine.size:
+            continue
+        of, costs = law[mine] - begin, price[mine]
+        restarts = _Restarts.of(laws[begin : begin + size], tables.tokens)
+        ended = restarts.ended(tables.lookahead, len(passes))
+        by_pass, counts = ended.sum(axis=3), ended.reshape(len(ended), -1).T
+        mean = linear(counts, time, of, costs)
+        found[0, mine] = mean
+        found[2, mine], found[3, mine] = linear(counts, busy, of, costs), linear(counts, operations, of, costs)
+        found[4, mine] = (by_pass @ passes).sum(axis=1)[of]
+        found[5, mine] = np.einsum("lsp,sp->l", by_pass, verified)[of]
+        asked = np.arange(mine.size) if spread is None else np.flatnonzero(spread[mine])
+        step = max(_PAIRS // tables.tokens, 1)
+        for at in range(0, asked.size, step):
+            part = asked[at : at + step]
+            square = _squares(tables, restarts, of[part], costs[part])
+            found[1, mine[part]] = np.maximum(square - mean[part] ** 2, 0.0)
+    return Moments(*found)
+
+
+def _squares(tables: SpeculationTables, restarts: _Restarts, law: Index, price: Index) -> Floats:
+    """Mean squares of the times of pairs: a recursion over restarts, with the mean time until each position, where one starts."""
+    tokens = tables.tokens
+    square, spent = np.zeros(law.size), np.zeros((law.size, tokens + 1))
+    for start in range(tokens):
+        ends = restarts.ends[law, start, : tokens - start]
+        number, place = tables.ended_by(start, np.arange(1, tokens - start + 1))
+        weighted = restarts.chance[law, start, None] * ends * tables.time[:, start, number, place][price]
+        gained = spent[:, start, None] * ends
+        spent[:, start + 1 :] += gained + weighted
+        square += (tables.time[:, start, number, place][price] * (2 * gained + weighted)).sum(axis=1)
+    return square
+
+
+class _Restarts(NamedTuple):
+    """Where speculations start under several laws, and how many tokens they decode.
 
     The token before a restart was rejected, so the chain is after a failure there.
     """
-    square, busy, operations, rounds, drafted = 0.0, 0.0, 0.0, 0.0, 0.0
-    verified, spent = np.cumsum(tables.waiting, axis=1), np.zeros(tables.tokens + 1)
-    for start, chance, ends in _restarts(law, tables.tokens):
-        number, place = tables.ended_by(start, np.arange(1, len(ends) + 1))
-        where = start, number, place
-        time = tables.time[where]
-        weights = chance * ends
-        gained = spent[start] * ends
-        spent[start + 1 :] += gained + weights * time
-        square += float((time * (2 * gained + weights * time)).sum())
-        busy += float(weights @ tables.busy[where])
-        operations += float(weights @ tables.operations[where])
-        rounds += float(weights @ (number + 1.0))
-        drafted += float(weights @ verified[start, number])
-    mean = float(spent[-1])
-    return Moments(mean, max(square - mean**2, 0.0), busy, operations, rounds, drafted)
 
+    chance: Floats
+    """Probability that one starts at each position, shape (laws, tokens)."""
+    ends: Floats
+    """Probability that it decodes 1, 2, ... tokens, the last number being the end; 0 beyond. Shape (laws, starts, tokens)."""
 
-def _restarts(law: Chain, tokens: int) -> Iterator[tuple[int, float, Floats]]:
-    """Yield the positions where speculations start, their probabilities, and those of 1, 2, ... tokens until they end.
+    @staticmethod
+    def of(laws: Sequence[Chain], tokens: int) -> _Restarts:
+        """By a forward recursion over restarts."""
+        after_failure, after_success = (np.stack(each) for each in zip(*(law.probabilities(tokens) for law in laws), strict=True))
+        chance, ends = np.zeros((len(laws), tokens + 1)), np.zeros((len(laws), tokens, tokens))
+        chance[:, 0] = 1.0
+        for start in range(tokens):
+            kept = after_success[:, start : tokens - 1].astype(np.float64)
+            kept[:, :1] = after_failure[:, start : tokens - 1][:, :1]
+            own = ends[:, start, : tokens - start]
+            own[:, 0] = 1.0
+            np.cumprod(kept, axis=1, out=own[:, 1:])
+            own[:, :-1] *= 1 - kept
+            chance[:, start + 1 :] += chance[:, start, None] * own
+        return _Restarts(chance[:, :tokens], ends)
 
-    The last number of tokens is the end of the sequence.
-    """
-    after_failure, after_success = (np.asarray(each, dtype=np.float64) for each in law.probabilities(tokens))
-    mass = np.zeros(tokens + 1)
-    mass[0] = 1.0
-    for start in range(tokens):
-        chance = float(mass[start])
-        if not chance:
-            continue
-        kept = np.concatenate([after_failure[start : start + 1], after_success[start + 1 : tokens - 1]])[: tokens - start - 1]
-        reached = np.concatenate([[1.0], np.cumprod(kept)])
-        ends = reached * np.concatenate([1 - kept, [1.0]])
-        mass[start + 1 :] += chance * ends
-        yield start, chance, ends
+    def ended(self, lookahead: int, passes: int) -> Floats:
+        """Probability that a speculation starts somewhere and is ended by each of its passes at each place.
+
+        Shape (laws, starts, passes, 2).
+        """
+        laws, tokens = self.chance.shape
+        start = np.arange(tokens)[:, None]
+        length = np.minimum(np.arange(1, tokens + 1), tokens - start)
+        number, _, place = _ended_by(lookahead, tokens, start, length)
+        where, size = ((start * passes + number) * 2 + place).ravel(), tokens * passes * 2
+        weights = (self.chance[..., None] * self.ends).reshape(laws, -1)
+        found = np.stack([np.bincount(where, each, minlength=size) for each in weights])
+        return np.asarray(found.reshape(laws, tokens, passes, 2), dtype=np.float64)
 
 
 def work_of_chains(
     parameters: Parameters, tokens: int, cost: StepCosts, laws: Sequence[Chain]
 ) -> tuple[ModelPasses, ModelPasses]:
-    """Return the expected passes of target and draft model under each law, shape (laws,).
+    """Return the expected passes of target and draft model under each law, shape (..., laws), at a cost or at several joined ones.
 
     W(s, i, place) is the probability that a speculation starts after s tokens and is ended by its pass i at this place. Pass i of
     start s is then processed with probability sum of W(s, i', place) over i' >= i, and is stopped with that of the i' < i whose
@@ -291,18 +392,18 @@ def work_of_chains(
     ahead, verifiers, start = parameters.lookahead, parameters.verifiers, np.arange(tokens)
     passes = _passes(ahead, verifiers, tokens, parameters.draft_costs(cost))
     at, wide = start + passes.first, passes.wide
-    each = np.ones_like(wide), wide, at * wide + wide * (wide + 1) / 2, at + wide, passes.heads
+    each = np.stack([np.ones_like(wide), wide, at * wide + wide * (wide + 1) / 2, at + wide, passes.heads]) * passes.exists
     drafts = passes.begun_drafts()
-    seen = attended_within(start[None, :, None], drafts, parameters.context_budget)
-    found = np.zeros((7, len(laws)))
-    for index, law in enumerate(laws):
-        ended = np.zeros_like(passes.time)
-        for begin, chance, ends in _restarts(law, tokens):
-            np.add.at(ended, _ended_by(ahead, tokens, begin, np.arange(1, len(ends) + 1)), chance * ends)
-        begun = np.cumsum(ended.sum(axis=2)[::-1], axis=0)[::-1].copy()
+    # What a speculation counts that is ended by a pass: passes up to this one, and those that are stopped.
+    found = np.empty((len(each) + 2, *passes.time.shape))
+    for values, counted in zip(each, found, strict=False):
+        counted[...] = np.cumsum(values, axis=0)[..., None]
         for number, _, running in passes.in_flight(verifiers):
-            begun[number:] += (ended[:-number] * running).sum(axis=2)
-        begun *= passes.exists
-        found[:5, index] = [float((begun * values).sum()) for values in each]
-        found[5:, index] = float((ended * drafts).sum()), float((ended * seen).sum())
-    return ModelPasses(*found[:5]), ModelPasses.single(*found[5:])
+            counted[..., :-number, :, :] += running * values[number:, :, None]
+    found[-2:] = drafts, attended_within(start[None, :, None], drafts, parameters.context_budget)
+    by_start = np.ascontiguousarray(found.swapaxes(-3, -2))
+    rows, size = by_start.reshape(-1, 2 * wide.size), max(_CELLS // tokens**2, 1)
+    blocks = (_Restarts.of(laws[begin : begin + size], tokens) for begin in range(0, len(laws), size))
+    sums = [rows @ restarts.ended(ahead, len(wide)).reshape(-1, 2 * wide.size).T for restarts in blocks]
+    totals = np.concatenate(sums, axis=1).reshape(*found.shape[:-3], len(laws))
+    return ModelPasses(*totals[:5]), ModelPasses.single(*totals[5:])

@@ -26,11 +26,11 @@ from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work
 from model.methods.claim_bounds import ClaimTerms, Limit
-from model.methods.concurrent.concurrent_laws import chains_of, positions_of
+from model.methods.concurrent.concurrent_laws import chains_of, moments_of_points, positions_of
 from model.methods.concurrent.concurrent_work import expected_work
 from model.methods.dsi.algorithm import Parameters
-from model.methods.dsi.finite_dsi import moments, speculation_tables, work_of_chains
-from model.methods.prediction import Prediction
+from model.methods.dsi.finite_dsi import moments, moments_of_pairs, speculation_tables, work_of_chains
+from model.methods.prediction import DecodingPoints, Prediction, PredictionPoints, predict_by_decoding
 from model.outcomes.outcome_laws import constant_rates
 
 Floats = NDArray[np.float64]
@@ -61,6 +61,28 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     latency, variance, busy, operations, rounds, drafted = (np.asarray(value, dtype=np.float64) for value in found)
     units, plain = np.asarray(float(parameters.units)), np.asarray(parameters.plain_time(count, cost))
     return Prediction(latency, variance, busy, np.asarray(np.nan), units, plain, rounds, drafted, operations)
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points; speculations are tabulated for all costs together."""
+    for group in points.groups().groups:
+        group.check_tokens()
+    return predict_by_decoding(_predict_together, points, lambda parameters: _NUMBERS_OF_A_START)
+
+
+_NUMBERS_OF_A_START = 32
+"""Numbers by position of one cost, so that some tens of costs are tabulated together."""
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points of one number of tokens."""
+    parameters = points.parameters
+    cost = parameters.draft_costs(points.cost)
+    tables = speculation_tables(parameters.lookahead, parameters.verifiers, points.tokens, cost)
+    found = moments_of_points(points, Parameters.SHORT_LABEL, partial(moments_of_pairs, tables))
+    units, unknown = np.full(points.law.size, float(parameters.units)), np.full(points.law.size, np.nan)
+    times = found.time, found.variance, found.busy, unknown, units, points.plain_times()
+    return Prediction(*times, found.rounds, found.drafted, found.operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -95,6 +117,11 @@ def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: S
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
     (208.464, 334.484)
     """
+    return timed_work_of_costs(parameters, tokens, laws, cost)
+
+
+def timed_work_of_costs(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work:
+    """`timed_work` at several joined costs, shape (costs, laws)."""
     parameters.check_tokens(tokens)
     chains = [chains_of(law, Parameters.SHORT_LABEL) for law in laws]
     passes_of = partial(work_of_chains, parameters, tokens, cost)
