@@ -183,6 +183,23 @@ def test_records_are_mixed_with_equal_weights() -> None:
     assert float(replayed.latency_variance) == pytest.approx(np.var(times), rel=1e-9)
 
 
+@pytest.mark.parametrize("error", [0.0, 1e-12, -1e-12])
+def test_a_draft_pass_that_begins_at_a_time_within_rounding_is_not_before_it(error: float) -> None:
+    """Sums of tenths from different starts on differ by their rounding."""
+    tokens = 30
+    times = np.random.default_rng(0).integers(1, 4, tokens - 1) / 10
+    drafts = finite_dsi._Drafts(np.concatenate([[0.0], np.cumsum(times)]), None)
+    for start in range(tokens - 1):
+        for count in range(1, tokens - 1 - start):
+            time = np.zeros((1, tokens, 2))
+            time[0, start] = sum(times[start : start + count].tolist()) * (1 + error)
+            assert drafts.begun(time)[0, start].tolist() == [count] * 2
+            assert drafts.ending_at(time)[0, start] == pytest.approx(times[start + count - 1], rel=1e-12)
+            time[0, start] *= 1 + 1e-6
+            assert drafts.begun(time)[0, start].tolist() == [count + 1] * 2
+            assert not drafts.ending_at(time)[0, start].any()
+
+
 @pytest.mark.parametrize("parameters", [Parameters(4, 2, 2), Parameters(4, 1, 5), Parameters(4, 5, 1, context_budget=3)])
 @pytest.mark.parametrize("tokens", [1, 2, 13])
 @pytest.mark.parametrize("in_seconds", [False, True])
@@ -191,7 +208,7 @@ def test_costs_and_laws_together_are_those_of_each(
     parameters: Parameters, tokens: int, in_seconds: bool, held: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of records, which are mixtures, where draft passes end as results arrive, and with few laws and pairs at a time."""
-    numbers = [(0.25, 0.0, 1.0), (0.25, 0.5, 0.5), (0.9, 1.0, 1.0), (0.0, 0.5, 0.25), (1.0, 1.0, 0.0)]
+    numbers = [(0.25, 0.0, 1.0), (0.25, 0.125, 0.5), (0.9, 1.0, 1.0), (0.0, 0.5, 0.25), (1.0, 1.0, 0.0)]
     costs: list[StepCosts] = [
         growing(4, draft=draft, smaller_layers=2, link=link, prompt=int(9 * link), draft_devices=devices) if in_seconds
         else UnitCost(4, cost_ratio=draft, link=4 * link, draft_devices=devices, verify_cost=((1, 1.0), (14, 2.0)))

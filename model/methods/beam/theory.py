@@ -39,10 +39,10 @@ from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work, of_passes
 from model.methods.beam.algorithm import Parameters
 from model.methods.claim_bounds import drafting_bound
-from model.methods.prediction import Prediction
+from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.rounds.prices_of_rounds import RoundPrices, operations_of, slowest_of, sums_from, times_by_width
 from model.methods.rounds.round_laws import AcceptanceLaw
-from model.methods.rounds.round_moments import moments
+from model.methods.rounds.round_moments import moments_of_pairs
 from model.methods.speculative.theory import claim_formula as speculative_formula
 from model.methods.speculative.theory import expected_tokens
 from model.steps import LayerSpan
@@ -65,14 +65,26 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     0.713
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    count = int(np.asarray(tokens))
-    prices = beam_round_prices(parameters, cost, count)
-    found = moments(parameters.draft_length, count, law, prices)
-    plain = parameters.plain_time(count, cost)
-    ratio = _constant_ratio(prices.time, prices.busy)
-    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
-    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
-    return Prediction(*values)
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points, which are computed together for all laws and costs."""
+    for group in points.groups().groups:
+        group.check_tokens()
+    return predict_by_decoding(_predict_together, points, lambda parameters: 2 * (parameters.draft_length + 1), together="uniform")
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points of one number of tokens, or of several where times do not depend on the position."""
+    parameters, (lengths, length) = points.parameters, points.of_lengths()
+    prices = beam_round_prices(parameters, points.cost, points.tokens)
+    asked = points.laws, prices, None, points.law, points.price, points.means, length
+    found = moments_of_pairs(parameters.draft_length, lengths, True, *asked)
+    ratio, units = _constant_ratio(prices.time, prices.busy)[points.price], np.full(points.law.size, float(parameters.units))
+    times = found.time, found.variance, found.busy, ratio, units, points.plain_times()
+    return Prediction(*times, found.rounds, found.drafted, found.operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -101,16 +113,17 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     return operations_of(rounds, beam_round_prices(parameters, cost))
 
 
-def _constant_ratio(time: Floats, busy: Floats) -> float:
-    """Busy units, if they are the same in rounds of every length; else nan."""
-    units = busy / time
-    return float(units.flat[0]) if np.ptp(units) < 1e-12 else float("nan")
+def _constant_ratio(time: Floats, busy: Floats) -> Floats:
+    """Busy units by cost, if they are the same in rounds of every length; else nan."""
+    units = (busy / time).reshape(len(time), -1)
+    return np.where(np.ptp(units, axis=1) < 1e-12, units[:, 0], np.nan)
 
 
 def beam_round_prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> RoundPrices:
     """Prices of rounds with 0, 1, ..., `draft_length` drafted steps, as in the table above, in the unit of the costs.
 
-    If times depend on the position, for rounds that start at each of `tokens` positions. Separate sub-processes take the dispatch,
+    If times depend on the position, for rounds that start at each of `tokens` positions. Of several costs, as one
+    (`model.costs.many_costs`), with a leading axis of costs. Separate sub-processes take the dispatch,
     and on other units also the link. Arithmetic counts tokens: for rule `per-beam` k (gamma + 1) in the target and k gamma in the
     draft model; for rule `exact` k + u gamma, and k + u (gamma - 1), because a draft starts from k hypotheses.
 
@@ -124,22 +137,26 @@ def beam_round_prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) 
     """
     beams, drafted = parameters.beams, np.arange(parameters.draft_length + 1.0)
     read = beams + parameters.draft_width * (drafted - 1)  # by the draft model, if it drafts
-    operations = np.asarray(beams + parameters.draft_width * drafted + np.where(drafted > 0, read * cost.operations("draft"), 0.0))
+    axes = (..., *(None,) * (1 if cost.uniform else 3))  # of a number of each cost
+    ratio = np.asarray(cost.operations("draft"))[..., None]
+    operations = np.asarray(beams + parameters.draft_width * drafted + np.where(drafted > 0, read * ratio, 0.0))
     drafting, verifying = _drafting(parameters, cost, tokens), _verifying(parameters, cost, tokens)
-    alone, held = drafting + verifying, drafting * cost.draft_devices + verifying
+    if not cost.uniform:
+        verifying = verifying[..., None, :, :]
+    alone, held = drafting + verifying, drafting * np.asarray(cost.draft_devices)[axes] + verifying
     if parameters.arrangement == "batched":
         return RoundPrices(alone, held, operations)
-    starting = cost.dispatching(beams)
+    starting = np.asarray(cost.dispatching(beams))[axes]
     busy = starting + beams * held
     if parameters.arrangement == "sequential":
         return RoundPrices(starting + beams * alone, busy, operations)
-    return RoundPrices(starting + (cost.link if beams > 1 else 0.0) + alone, busy, operations)
+    return RoundPrices(starting + np.asarray(cost.link)[axes] * (beams > 1) + alone, busy, operations)
 
 
 def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
     """Time of the pass of the target in a round with 0, 1, ... drafted steps, from each position on.
 
-    Shape (tokens, steps), or (steps,) of uniform costs.
+    Shape (..., tokens, steps), or (..., steps) of uniform costs.
     """
     form = parameters.beams, parameters.draft_width, parameters.rule, parameters.arrangement
     widths, whole = pass_width(np.arange(parameters.draft_length + 1), *form), LayerSpan(0, cost.layers)
@@ -148,9 +165,9 @@ def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
 
 
 def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
-    """Time of 0, 1, ... draft steps from each position on; shape (2, tokens, steps), or (steps,) for uniform costs.
+    """Time of 0, 1, ... draft steps from each position on; shape (..., 2, tokens, steps), or (..., steps) for uniform costs.
 
-    The first step is a pass over the beams, later steps over the draft's hypotheses. Index 1 of the first axis is after a
+    The first step is a pass over the beams, later steps over the draft's hypotheses. Index 1 of the axis of two is after a
     completely accepted draft: then the first step also reads the token before, which all beams share and the draft model has not
     read.
     """
@@ -164,12 +181,13 @@ def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
 
     drafted, start = np.arange(parameters.draft_length + 1), np.arange(tokens)
     if cost.uniform:
-        return np.asarray(drafted * times(beams, beams, 0))
+        return np.asarray(drafted * np.asarray(times(beams, beams, 0))[..., None])
     first = times(beams, beams, start)
-    after_whole = np.concatenate([first[:1], times(beams + 1, beams, start[:-1])])
-    later = np.concatenate([times(wide, wide, start[1:]), np.zeros(parameters.draft_length)])  # none after the last position
-    rest = sums_from(later, parameters.draft_length, tokens)[:, np.maximum(drafted - 1, 0)]
-    return np.where(drafted > 0, np.stack([first, after_whole])[..., None] + rest, 0.0)
+    after_whole = np.concatenate([first[..., :1], times(beams + 1, beams, start[:-1])], axis=-1)
+    none = np.zeros((*first.shape[:-1], parameters.draft_length))  # after the last position
+    later = np.concatenate([times(wide, wide, start[1:]), none], axis=-1)
+    rest = sums_from(later, parameters.draft_length, tokens)[..., np.maximum(drafted - 1, 0)]
+    return np.where(drafted > 0, np.stack([first, after_whole], axis=-2)[..., None] + rest[..., None, :, :], 0.0)
 
 
 # --- A round ----------------------------------------------------------------------------------------------------------

@@ -366,8 +366,7 @@ class _Restarts(NamedTuple):
         """
         laws, tokens = self.chance.shape
         start = np.arange(tokens)[:, None]
-        length = np.minimum(np.arange(1, tokens + 1), tokens - start)
-        number, _, place = _ended_by(lookahead, tokens, start, length)
+        number, _, place = _ended_by(lookahead, tokens, start, np.arange(1, tokens + 1))
         where, size = ((start * passes + number) * 2 + place).ravel(), tokens * passes * 2
         weights = (self.chance[..., None] * self.ends).reshape(laws, -1)
         found = np.stack([np.bincount(where, each, minlength=size) for each in weights])
