@@ -190,13 +190,13 @@ def test_a_draft_pass_that_begins_at_a_time_within_rounding_is_not_before_it(err
     times = np.random.default_rng(0).integers(1, 4, tokens - 1) / 10
     drafts = finite_dsi._Drafts(np.concatenate([[0.0], np.cumsum(times)]), None)
     for start in range(tokens - 1):
-        for count in range(1, tokens - 1 - start):
+        for passes in range(1, tokens - 1 - start):
             time = np.zeros((1, tokens, 2))
-            time[0, start] = sum(times[start : start + count].tolist()) * (1 + error)
-            assert drafts.begun(time)[0, start].tolist() == [count] * 2
-            assert drafts.ending_at(time)[0, start] == pytest.approx(times[start + count - 1], rel=1e-12)
+            time[0, start] = sum(times[start : start + passes].tolist()) * (1 + error)
+            assert drafts.begun(time)[0, start].tolist() == [passes] * 2
+            assert drafts.ending_at(time)[0, start] == pytest.approx(times[start + passes - 1], rel=1e-12)
             time[0, start] *= 1 + 1e-6
-            assert drafts.begun(time)[0, start].tolist() == [count + 1] * 2
+            assert drafts.begun(time)[0, start].tolist() == [passes + 1] * 2
             assert not drafts.ending_at(time)[0, start].any()
 
 

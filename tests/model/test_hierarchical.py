@@ -12,20 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
+from model.costs import many_costs
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.interpreter import count
 from model.interpret.simulated_answers import DraftOutcomes, World
+from model.methods.hierarchical import finite_hierarchical
 from model.methods.hierarchical import theory as hierarchical
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
-from model.methods.hierarchical.finite_hierarchical import moments
+from model.methods.hierarchical.finite_hierarchical import moments_of_pairs, prices
 from model.methods.hierarchical.paths import walk
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.rounds.round_laws import ReplayRounds, Rounds
+from model.methods.rounds.round_moments import Moments
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from model.steps import Commit, Forward, Read, declining
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
+from tests.support.position_costs import growing
 
 DECK_SMALL = 0.75 / 6.39
 """The slides' times of T5-small and T5-large."""
@@ -35,6 +41,12 @@ CURVE = ((1, 2.0), (2, 2.5), (3, 2.75), (4, 3.5), (12, 4.0))
 
 def chosen(reading: str, gamma: int, inner: int = 1, **more: Any) -> Parameters:
     return Parameters(4, gamma, reading, inner if reading == "recursive" else None, **more)
+
+
+def moments(choice: Parameters, tokens: int, accept: Any, medium_accept: Any, cost: UnitCost) -> Moments:
+    laws, one = [{"accept": accept, "medium_accept": medium_accept}], np.zeros(1, dtype=np.intp)
+    price = prices(choice, many_costs.joined([cost]), tokens)
+    return Moments(*(float(each[0]) for each in moments_of_pairs(choice, tokens, laws, price, one, one)))
 
 
 # --- A round by hand --------------------------------------------------------------------------------------------------
@@ -460,3 +472,41 @@ def test_types_of_a_prediction_and_its_smallest_size() -> None:
     assert float(found.latency) == 4.0
     with pytest.raises(ValueError, match=r"^tokens must be between 1 and 1000000, got 0$"):
         hierarchical.predict(Parameters(4, 3), 0, laws, cost)
+
+
+# --- Points together --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("in_seconds", [False, True])
+@pytest.mark.parametrize("together", [1, 3, 64])
+def test_costs_and_laws_together_are_those_of_each(
+    reading: str, in_seconds: bool, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of records, which are mixtures, of several numbers of tokens, and with few pairs at a time."""
+    numbers = [(0.25, 0.5, 0.0, 1.0), (0.1, 0.4, 0.5, 0.5), (0.9, 0.9, 0.0, 1.0)]
+    costs: list[StepCosts] = [
+        growing(4, draft=draft, medium=medium, smaller_layers=2, link=link, prompt=int(9 * link), draft_devices=devices)
+        if in_seconds else UnitCost(4, cost_ratio=draft, medium_cost_ratio=medium, link=link, draft_devices=devices)
+        for draft, medium, link, devices in numbers
+    ]  # fmt: skip
+    records = Replay(np.random.default_rng(3).random((3, 7)) < 0.7)
+    by_place = Rounds.by_draft_position([0.9] * 4)
+    pairs = [(Iid(0.3), Iid(0.8)), (Markov(0.6, 0.3), records), (records, Iid(1.0)), (by_place, Iid(0.4))]
+    laws = [{"accept": accept, "medium_accept": medium} for accept, medium in pairs]
+    choice = chosen(reading, 3, 2, placement="separate")
+    choices = [MethodChoice(choice, tokens, cost) for tokens in (1, 5, 7) for cost in costs]
+    index, law = (each.ravel() for each in np.indices((len(choices), len(laws))))
+    points = [*zip(index.tolist(), law.tolist(), strict=True)]
+    alone = [hierarchical.predict(choice, choices[at].tokens, laws[which], choices[at].cost) for at, which in points]
+    works = [hierarchical.work(choice, 7, law) for law in laws]
+    monkeypatch.setattr(finite_hierarchical, "_PAIRS", together)
+    found = hierarchical.predict_points(PredictionPoints(choices, laws, index, law))
+    for place, one in enumerate(alone):
+        for name, values in vars(one).items():
+            least = 1e-13 * float(one.latency) ** 2 if name == "latency_variance" else 0.0
+            np.testing.assert_allclose(getattr(found, name)[place], values, rtol=1e-12, atol=least, err_msg=name)
+    several = hierarchical.work_of_laws(choice, 7, laws)
+    for place, work in enumerate(works):
+        for role, totals in work.by_model.items():
+            np.testing.assert_allclose(several.at(place).by_model[role], totals, rtol=1e-12)

@@ -16,6 +16,7 @@ from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.beam import paths, theory
 from model.methods.beam.algorithm import Parameters, decode
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.rounds.round_laws import Rounds
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
@@ -147,3 +148,34 @@ def test_uniform_seconds_equal_layer_times(form: tuple[str, str]) -> None:
         assert float(one.latency_variance) == pytest.approx(0.002**2 * float(other.latency_variance), rel=1e-9, abs=rounding)
         slow, slower = (theory.slowest(choice(form, beams, gamma, wider), 50, cost) for cost in (seconds, layers))
         assert slow == pytest.approx(tuple(0.002 * each for each in slower), rel=1e-12)
+
+
+BEAMS = {
+    "exact": Parameters(4, 3, 2, draft_beams=4), "no drafts": Parameters(4, 0, 2),
+    **{
+        arrangement: Parameters(4, 3, 2, rule="per-beam", arrangement=arrangement)
+        for arrangement in ("batched", "sequential", "parallel")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEAMS)
+@pytest.mark.parametrize("in_seconds", [False, True])
+def test_costs_laws_and_lengths_together_are_those_of_each(name: str, in_seconds: bool) -> None:
+    """Also of records."""
+    numbers = [(0.25, 0.0, 1.0, 0.0), (0.4, 0.5, 0.5, 1.0), (0.9, 0.0, 1.0, 0.5)]
+    costs: list[StepCosts] = [
+        growing(4, draft=draft, smaller_layers=2, link=link, dispatch=start, prompt=int(9 * link), draft_devices=devices)
+        if in_seconds else
+        UnitCost(4, cost_ratio=draft, link=link, dispatch=start, draft_devices=devices, verify_cost=((1, 1.0), (40, 3.0)))
+        for draft, link, devices, start in numbers
+    ]  # fmt: skip
+    laws: list[Any] = [Iid(0.3), Markov(0.6, 0.3), Iid(1.0), Replay(np.random.default_rng(3).random((4, 9)) < 0.7)]
+    choices = [MethodChoice(BEAMS[name], tokens, cost) for tokens in (1, 4, 9) for cost in costs]
+    choice, law = (each.ravel() for each in np.indices((len(choices), len(laws))))
+    together = theory.predict_points(PredictionPoints(choices, laws, choice, law))
+    for index, (chosen, which) in enumerate(zip(choice.tolist(), law.tolist(), strict=True)):
+        alone = theory.predict(BEAMS[name], choices[chosen].tokens, laws[which], choices[chosen].cost)
+        for each, values in vars(alone).items():
+            least = 1e-13 * float(alone.latency) ** 2 if each == "latency_variance" else 0.0
+            np.testing.assert_allclose(getattr(together, each)[index], values, rtol=1e-12, atol=least, err_msg=each)

@@ -391,7 +391,7 @@ def work_of_chains(
     ahead, verifiers, start = parameters.lookahead, parameters.verifiers, np.arange(tokens)
     passes = _passes(ahead, verifiers, tokens, parameters.draft_costs(cost))
     at, wide = start + passes.first, passes.wide
-    each = np.stack([np.ones_like(wide), wide, at * wide + wide * (wide + 1) / 2, at + wide, passes.heads]) * passes.exists
+    each = np.stack([np.ones_like(wide), wide, at * wide + wide * (wide + 1) / 2, at + wide, passes.heads])
     drafts = passes.begun_drafts()
     # What a speculation counts that is ended by a pass: passes up to this one, and those that are stopped.
     found = np.empty((len(each) + 2, *passes.time.shape))

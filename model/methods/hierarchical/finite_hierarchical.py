@@ -9,9 +9,9 @@ the mean of `bonus`; so `one_pass` tracks the known outcomes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, Rep
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Index = NDArray[np.intp]
 Chances = tuple[Floats, Floats]
 """Probability of a success after a failure, and after a success."""
 
@@ -33,7 +34,8 @@ Chances = tuple[Floats, Floats]
 class PassPrices(NamedTuple):
     """Times of passes of the three models and of a move between units, by position.
 
-    The first axis of arrays is the start position; it has a single entry for uniform costs.
+    The first axis of arrays is the start position; it has a single entry for uniform costs. Those of several costs have a last axis
+    of costs, also the numbers.
     """
 
     small: Floats
@@ -48,11 +50,11 @@ class PassPrices(NamedTuple):
     """Additional time of a round if the small model must read 0, 1, ... tokens from before it."""
     late_verify: Floats
     """Additional time of a round if the medium model must read one token from before it; shape (positions,)."""
-    link: float
-    draft_operations: float
+    link: Any
+    draft_operations: Any
     """Arithmetic per token of the small model; `medium_operations` of the medium model."""
-    medium_operations: float
-    share: float
+    medium_operations: Any
+    share: Any
     """Units that a pass of the small or the medium model keeps busy."""
 
     @property
@@ -64,27 +66,37 @@ class PassPrices(NamedTuple):
         """Index of a position in the arrays."""
         return 0 if self.uniform else position
 
+    def at(self, costs: Any) -> PassPrices:
+        """Those of one or several of the costs."""
+        return PassPrices(*(each[..., costs] for each in self))
+
+    def of_each(self, numbers: Floats | Counts) -> Any:
+        """Numbers, of shape (rounds,), as an array that broadcasts to those of each cost."""
+        return numbers.reshape(numbers.shape + (1,) * (self.small.ndim - 2))
+
 
 def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
-    """Prices of passes and moves between units, at each position below `tokens` if times depend on the position."""
+    """Prices of passes and moves between units, at each position below `tokens` if times depend on the position.
+
+    At a cost, or at several joined ones (`model.costs.many_costs`).
+    """
     cost, longest, most = parameters.draft_costs(cost), parameters.longest_draft, longest_inner(parameters)
-    others = (
-        cost.link if parameters.placement == "separate" else 0.0, cost.operations("draft"), cost.operations("medium"),
-        cost.draft_devices,
-    )  # fmt: skip
+    link = np.asarray(cost.link if parameters.placement == "separate" else 0.0 * np.asarray(cost.link))
+    others = link, *(np.asarray(cost.operations(role)) for role in ("draft", "medium")), np.asarray(cost.draft_devices)
 
     def medium_verify(unread: int) -> Floats:
         widths = np.arange(most + 1) + 1 + unread
         found = prices_of_rounds.times_by_width(
             cost, lambda width: PassShape(ALL_LAYERS, "medium", width=width, heads=width - unread), widths, tokens, before=unread
         )
-        return np.atleast_2d(found)
+        return found[..., None, :] if cost.uniform else found
 
     verify = prices_of_rounds.verify_times(cost, longest + 1, 1 if cost.uniform else tokens)
     if cost.uniform:
         passes = np.arange(longest + 1.0)
-        small, medium = (np.atleast_2d(passes * cost.draft_times(role=role)) for role in ("draft", "medium"))
-        return PassPrices(small, medium, medium_verify(0), verify, np.zeros((1, longest + 1)), np.zeros(1), *others)
+        small, medium = (passes * np.asarray(cost.draft_times(role=role))[..., None, None] for role in ("draft", "medium"))
+        late = np.zeros(small.shape), np.zeros(small.shape[:-1])
+        return _costs_last(PassPrices(small, medium, medium_verify(0), verify, *late, *others))
     small, medium = (prices_of_rounds.draft_times(cost, longest, tokens, role=role) for role in ("draft", "medium"))
     start = np.arange(tokens)
     room = tokens - 1 - start
@@ -92,12 +104,17 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
     drafted = count if parameters.inner_draft_length is None else np.minimum(most, np.maximum(count - 1, 0))
     # A round without passes of a model has no additional time for it.
     late_small = [
-        (cost.draft_times(np.maximum(start - unread, 0), width=unread + 1) - small[:, 1]) * (drafted > 0)
+        (cost.draft_times(np.maximum(start - unread, 0), width=unread + 1) - small[..., 1]) * (drafted > 0)
         for unread in range(longest + 1)
     ]
     first = medium_verify(0)
-    late_verify = (medium_verify(1) - first)[start, drafted] * (room > 0)
-    return PassPrices(small, medium, first, verify, np.stack(late_small, axis=1), late_verify, *others)
+    late_verify = (medium_verify(1) - first)[..., start, drafted] * (room > 0)
+    return _costs_last(PassPrices(small, medium, first, verify, np.stack(late_small, axis=-1), late_verify, *others))
+
+
+def _costs_last(price: PassPrices) -> PassPrices:
+    """The same with the axis of costs, if there is one, behind all others."""
+    return PassPrices(*(np.moveaxis(each, 0, -1) for each in price)) if price.link.ndim else price
 
 
 def longest_inner(parameters: Parameters) -> int:
@@ -109,7 +126,7 @@ def longest_inner(parameters: Parameters) -> int:
 class OuterRounds(NamedTuple):
     """Prices and properties of rounds, by the draft tokens 0, 1, ... that the medium model accepts, or by replication.
 
-    Arrays of equal length.
+    Arrays of equal length; prices at several costs have a last axis of costs.
     """
 
     time: Floats
@@ -146,34 +163,57 @@ def round_prices(parameters: Parameters, price: PassPrices, start: int, room: in
         offered[-1] += 1
     verify = price.verify[row, offered]
     if not count:
-        return OuterRounds(verify, verify, np.ones(1), offered, kept)
+        return OuterRounds(verify, verify, np.ones(verify.shape), offered, kept)
     places = 0 * given if price.uniform else start + given
     smaller = price.small[row, count] + price.medium_verify[row, count] + price.medium[places, missing]
-    others = count * price.draft_operations + (count + 1 + missing) * price.medium_operations
+    others = count * price.draft_operations + price.of_each(count + 1 + missing) * price.medium_operations
     moved = 3 * price.link  # to the small model, on to the medium, and back
     read = np.minimum(kept + 1, count)
-    return OuterRounds(smaller + verify + moved, smaller * price.share + verify, offered + 1 + others, offered, read)
+    arithmetic = price.of_each(offered + 1) + others
+    return OuterRounds(smaller + verify + moved, smaller * price.share + verify, arithmetic, offered, read)
 
 
-def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: StepCosts) -> Moments:
-    """Moments of time, unit-time, rounds and offered tokens of a decoding; the variance is nan in the reading `recursive`.
+def moments_of_pairs(
+    parameters: Parameters, tokens: int, laws: Sequence[Mapping[str, Any]], price: PassPrices, law: Index, cost: Index
+) -> Moments:  # fmt: skip
+    """Moments of time, unit-time, rounds and offered tokens of decodings; the variance is nan in the reading `recursive`.
 
-    There the work of a round depends on all of its outcomes, not only on the first rejection, and outcomes are used again.
+    There the work of a round depends on all of its outcomes, not only on the first rejection, and outcomes are used again. Of pairs
+    of laws of `accept` and `medium_accept` and of costs, whose prices are those of several; arrays of shape (pairs,).
 
+    >>> from model.costs import many_costs
     >>> from model.costs.layer_times import UnitCost
-    >>> choice = Parameters(40, draft_length=3)
-    >>> unit = UnitCost(1, cost_ratio=0.0, medium_cost_ratio=0.0)
-    >>> round(moments(choice, 128, Iid(0.79), Iid(0.9), unit).time, 3)  # passes of the large model: as without a small one
-    44.446
+    >>> choice, laws = Parameters(40, draft_length=3), [{"accept": Iid(0.79), "medium_accept": Iid(0.9)}]
+    >>> price = prices(choice, many_costs.joined([UnitCost(1, cost_ratio=0.0, medium_cost_ratio=0.0)]), 128)
+    >>> one = np.zeros(1, dtype=np.intp)
+    >>> moments_of_pairs(choice, 128, laws, price, one, one).time.round(3).tolist()  # passes of the large model
+    [44.446]
     """
-    price, chains = prices(parameters, cost, tokens), _chains(medium_accept)
-    each = recursive if parameters.reading == "recursive" else one_pass
-    found = [
-        each(parameters, tokens, large, chain, price)
-        for large, chain in product(_large_chances(accept, tokens, parameters.longest_draft), chains)
-    ]
-    mean, square, *rest = np.mean(found, axis=0).tolist()
-    return Moments(mean, max(square - mean**2, 0.0) if square == square else square, *rest)
+    longest = parameters.longest_draft
+    parts: list[list[tuple[Chances, Chain]]]
+    parts = [[*product(_large_chances(each["accept"], tokens, longest), _chains(each["medium_accept"]))] for each in laws]
+    sizes = np.array([len(each) for each in parts])
+    begins, own = np.cumsum(sizes) - sizes, sizes[law]
+    first = np.cumsum(own) - own
+    part, of_cost = np.repeat(begins[law], own) + np.arange(own.sum()) - np.repeat(first, own), np.repeat(cost, own)
+    every = [each for several in parts for each in several]
+    found = np.empty((6, part.size))
+    for at in range(0, part.size, _PAIRS):
+        here = slice(at, at + _PAIRS)
+        pairs, own_price = [every[index] for index in part[here].tolist()], price.at(of_cost[here])
+        if parameters.reading == "recursive":
+            for index, (accept, medium_accept) in enumerate(pairs):
+                found[:, at + index] = recursive(parameters, tokens, accept, medium_accept, own_price.at(index))
+            continue
+        low, high = (np.stack([large[which] for large, _ in pairs], axis=-1) for which in (0, 1))
+        medium = np.array([chain.probabilities(tokens) for _, chain in pairs]).transpose(1, 2, 0)
+        found[:, here] = one_pass(parameters, tokens, (low, high), (medium[0], medium[1]), own_price)
+    mean, square, *rest = np.add.reduceat(found, first, axis=1) / own
+    return Moments(mean, np.maximum(square - mean**2, 0.0), *rest)
+
+
+_PAIRS = 64
+"""Pairs that are followed together."""
 
 
 def _chains(law: Law) -> list[Chain]:
@@ -202,56 +242,62 @@ def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chance
 # --- Readings with one pass of the medium model, and one first failure ------------------------------------------------
 
 
-def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
-    """Mean and mean square of the time, means of unit-time, arithmetic, rounds and offered tokens.
+def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chances, price: PassPrices) -> Floats:
+    """Mean and mean square of the time, means of unit-time, arithmetic, rounds and offered tokens; shape (6, pairs).
 
     Forward recursion over starts of rounds. A round reveals the medium's outcomes up to the first rejection, or to the end of the
     draft. The next round's knowledge of them is the position and value of the last revealed outcome: if it is ahead, all outcomes
     before it are acceptances. The tokens that the smaller models must still read at the next round are known at the end of this
     one, and their time is added there.
+
+    Chances have a last axis of pairs, as the prices have: those of the large model by output position and position in the draft,
+    those of the medium model by output position.
     """
-    gamma, chances = parameters.draft_length, medium.probabilities(tokens)
+    gamma, pairs = parameters.draft_length, medium[0].shape[-1]
     ring = zero = gamma + 2
     # Axes: quantity (probability, first and second moment of the time so far, unit-time, arithmetic, rounds, offered tokens), start
-    # of a round, position of the last revealed outcome relative to it, its value, the large model's outcome before.
-    state = np.zeros((7, ring, 2 * gamma + 1, 2, 2))
+    # of a round, position of the last revealed outcome relative to it, its value, the large model's outcome before, pair.
+    state = np.zeros((7, ring, 2 * gamma + 1, 2, 2, pairs))
     state[0, 0, zero - 1, 0, 0] = 1.0
     for start in range(tokens):
         here = state[:, start % ring].copy()
         state[:, start % ring] = 0.0
         room = tokens - 1 - start
         count = min(gamma, room)
-        by_kept = np.einsum("xkvb,kvn->xnb", here, _kept_chances(here[0].sum(axis=-1), start, count, zero, chances))
+        possible = here[0].any(axis=(-2, -1))
+        by_kept = np.einsum("xkvbp,kvnp->xnbp", here, _kept_chances(possible, start, count, zero, medium))
         if not start or room <= gamma or not price.uniform:  # else equal to the one before
-            of_round = [*zip(*(each.tolist() for each in round_prices(parameters, price, start, room)), strict=True)]
-        for kept, (time, busy, operations, offered, read) in enumerate(of_round):
-            spent = _spend(by_kept[:, kept], time, busy, operations, 1.0, offered)
+            rounds = round_prices(parameters, price, start, room)
+        ends = {offered: _ends(large, start, offered) for offered in {*rounds.offered.tolist()}}
+        for kept, (offered, read) in enumerate(zip(rounds.offered.tolist(), rounds.read.tolist(), strict=True)):
+            spent = _spend(by_kept[:, kept], rounds.time[kept], rounds.busy[kept], rounds.operations[kept], 1.0, offered)
             told, says = (start + kept, 0) if kept < count else (start + count - 1, 1)
-            for after, before, outcome, chance in _ends(large, start, offered):
+            for after, before, outcome, chance in ends[offered]:
                 ended = spent[:, before]
                 if not price.uniform and after < tokens:
                     whole = after - start == offered + 1
-                    more = float(price.late_small[after, max(after - start - read, 0)] + whole * price.late_verify[after])
-                    ended = _spend(ended, more, more * price.share) if more else ended
+                    more = price.late_small[after, max(after - start - read, 0)] + whole * price.late_verify[after]
+                    ended = _spend(ended, more, more * price.share) if more.any() else ended
                 state[:, after % ring, zero + told - after, says, outcome] += ended * chance
     sums = state[:, tokens % ring].sum(axis=(1, 2, 3))
-    assert abs(sums[0] - 1) < 1e-9
+    assert (abs(sums[0] - 1) < 1e-9).all()
     return np.asarray(sums[1:])
 
 
-def _spend(
-    sums: Floats, time: float, busy: float, operations: float = 0.0, passes: float = 0.0, offered: float = 0.0
-) -> Floats:
+def _spend(sums: Floats, time: Any, busy: Any, operations: Any = 0.0, passes: float = 0.0, offered: float = 0.0) -> Floats:
     mass, first = sums[0], sums[1]
     moments_of_time = time * mass, 2 * time * first + time**2 * mass
     return np.asarray(sums + np.array([0 * mass, *moments_of_time, busy * mass, operations * mass, passes * mass, offered * mass]))
 
 
-def _kept_chances(mass: Floats, start: int, count: int, zero: int, chances: Chances) -> Floats:
-    """Probabilities that 0, 1, ..., `count` of the small model's tokens are accepted, by the last revealed outcome."""
+def _kept_chances(possible: NDArray[np.bool_], start: int, count: int, zero: int, chances: Chances) -> Floats:
+    """Probabilities that 0, 1, ..., `count` of the small model's tokens are accepted, by the last revealed outcome, where possible.
+
+    Shape (positions of the outcome, its values, count + 1, pairs).
+    """
     low, high = chances
-    found = np.zeros((*mass.shape, count + 1))
-    for index, says in np.argwhere(mass > 0):
+    found = np.zeros((*possible.shape, count + 1, low.shape[-1]))
+    for index, says in np.argwhere(possible):
         told = int(index) - zero
         if not count:
             found[index, says, 0] = 1.0
@@ -261,7 +307,7 @@ def _kept_chances(mass: Floats, start: int, count: int, zero: int, chances: Chan
             known = max(told + 1, 0)  # known acceptances ahead
             rates = high[start + known : start + count].copy()
             if told < 0:
-                chance = float(says)
+                chance = np.full(low.shape[-1], float(says))
                 for position in range(start + told + 1, start + 1):
                     chance = chance * high[position] + (1 - chance) * low[position]
                 rates[0] = chance
@@ -270,13 +316,16 @@ def _kept_chances(mass: Floats, start: int, count: int, zero: int, chances: Chan
 
 
 def _first_failure(rates: Floats) -> Floats:
-    """Probabilities of 0, 1, ... successes before the first failure, and of no failure."""
-    survival = np.concatenate([[1.0], np.cumprod(rates)])
-    return np.append(survival[:-1] * (1 - rates), survival[-1])
+    """Probabilities of 0, 1, ... successes before the first failure, and of no failure, along the first axis."""
+    survival = np.concatenate([np.ones((1, *rates.shape[1:])), np.cumprod(rates, axis=0)])
+    return np.concatenate([survival[:-1] * (1 - rates), survival[-1:]])
 
 
-def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int, float]]:
-    """List (start of the next round, outcome before this round, outcome before the next round, probability)."""
+def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int, Any]]:
+    """List (start of the next round, outcome before this round, outcome before the next round, probability).
+
+    Probabilities have the shape of the chances without their first two axes.
+    """
     low, high = large
     along = start + np.arange(offered), np.arange(offered)
     found = []
@@ -284,10 +333,10 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
         rates = high[along].copy()
         if offered and not before:
             rates[0] = low[start, 0]
-        *ends, whole = _first_failure(rates).tolist()
+        *ends, whole = _first_failure(rates)
         found += [(start + 1 + place, before, 0, chance) for place, chance in enumerate(ends)]
         # The token after a fully accepted draft has an outcome too: it precedes the next round.
-        following = float((high if offered or before else low)[start + offered, offered])
+        following = (high if offered or before else low)[start + offered, offered]
         chances = (0, 1 - following), (1, following)
         found += [(start + 1 + offered, before, outcome, whole * chance) for outcome, chance in chances]
     return found
@@ -312,12 +361,12 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
     found = dict(zip(choices, round_moments.moments_of_many([*choices.values()]), strict=True))
     for start, ends in enumerate(starting):
         count, chance, row = len(ends) - 1, float(ends.sum()), price.row(start)
-        verify = float(price.verify[row, count])
+        verify, link, share = float(price.verify[row, count]), float(price.link), float(price.share)
         time, busy, operations = verify, verify, count + 1.0
         if count:
             offer = found[0 if alike else start, count]
             moves = 1 if inner and count > 1 else 2  # the way back; without inner drafts also the way there
-            time += offer.time + moves * price.link
+            time += offer.time + moves * link
             busy += offer.busy
             operations += offer.operations
         total += chance * np.array([time, np.nan, busy, operations, 1.0, count])
@@ -329,7 +378,7 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
                 unread = np.clip(accepted + 1 - count + np.array([1, 2]), 0, gamma)
                 more = offers.unread(start, count) @ price.late_small[after, unread]
                 more = more + price.late_verify[after] * (accepted == count)
-                total += chance * np.array([more, np.nan, more * price.share, 0.0, 0.0, 0.0])
+                total += chance * np.array([more, np.nan, more * share, 0.0, 0.0, 0.0])
     return total
 
 

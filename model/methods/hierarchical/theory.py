@@ -24,7 +24,7 @@ arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,15 @@ from model.interpret.account import Account, Work, of_passes
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.hierarchical import finite_hierarchical
 from model.methods.hierarchical.algorithm import READINGS, Parameters
-from model.methods.prediction import Prediction
+from model.methods.prediction import (
+    DecodingPoints,
+    MethodChoice,
+    Prediction,
+    PredictionPoints,
+    distinct_pairs,
+    predict_by_decoding,
+)
+from model.methods.rounds.round_moments import Moments
 from model.methods.speculative.theory import draft_runs, expected_tokens, sum_of_powers, target_runs
 
 Floats = NDArray[np.float64]
@@ -59,15 +67,28 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     (1.455, 1.46)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    accept, medium_accept = laws["accept"], laws["medium_accept"]
-    count = int(np.asarray(tokens))
-    found = finite_hierarchical.moments(parameters, count, accept, medium_accept, cost)
-    alike = cost.draft_devices == 1 and (parameters.placement == "colocated" or not cost.link)
-    ratio = 1.0 if alike else float("nan")
-    plain = parameters.plain_time(count, cost)
-    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
-    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
-    return Prediction(*values)
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [laws], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points; several laws and costs are followed together."""
+    for group in points.groups().groups:
+        group.check_tokens()
+    return predict_by_decoding(_predict_together, points, lambda parameters: 6 * (parameters.longest_draft + 1))
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points of one number of tokens."""
+    parameters, cost, tokens = points.parameters, points.cost, points.tokens
+    law, price, pair = distinct_pairs(points.law, points.price)
+    prices = finite_hierarchical.prices(parameters, cost, tokens)
+    moments = finite_hierarchical.moments_of_pairs(parameters, tokens, points.laws, prices, law, price)
+    found = Moments(*(each[pair] for each in moments))
+    alike = (np.asarray(cost.draft_devices) == 1) & (prices.link == 0)
+    ratio, units = np.where(alike, 1.0, np.nan)[points.price], np.full(points.law.size, float(parameters.units))
+    times = found.time, found.variance, found.busy, ratio, units, points.plain_times()
+    return Prediction(*times, found.rounds, found.drafted, found.operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -91,15 +112,22 @@ def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
     (44.446, 131.273)
     """
-    unpaid, small, medium = (
-        predict(parameters, tokens, laws, UnitCost(1, cost_ratio=c, medium_cost_ratio=m)) for c, m in ((0, 0), (1, 0), (0, 1))
-    )
-    assert unpaid.rounds is not None and unpaid.drafted is not None  # noqa: PT018
-    rounds, offered = float(unpaid.rounds), float(unpaid.drafted)
-    passes = {"medium": float(medium.busy - unpaid.busy), "draft": float(small.busy - unpaid.busy)}
+    return work_of_laws(parameters, tokens, [laws]).at(0)
+
+
+def work_of_laws(parameters: Parameters, tokens: int, laws: Sequence[dict[str, Any]]) -> Work:
+    """`work` under each of several laws, as arrays of shape (laws,)."""
+    costs = [UnitCost(1, cost_ratio=small, medium_cost_ratio=medium) for small, medium in ((0, 0), (1, 0), (0, 1))]
+    choice, law = (each.ravel() for each in np.indices((len(costs), len(laws))))
+    choices = [MethodChoice(parameters, tokens, cost) for cost in costs]
+    predicted = predict_points(PredictionPoints(choices, laws, choice, law, np.ones(law.size, dtype=np.bool_)))
+    assert predicted.rounds is not None and predicted.drafted is not None  # noqa: PT018
+    rounds, offered = predicted.rounds[: len(laws)], predicted.drafted[: len(laws)]
+    unpaid, small, medium = predicted.busy.reshape(len(costs), len(laws))
+    passes = {"medium": medium - unpaid, "draft": small - unpaid}
     depths = {"medium": parameters.medium_layers, "draft": parameters.draft_layers}
     found = {"target": of_passes(parameters.layers, rounds, rounds + offered, heads=rounds + offered)}
-    return Work(found | {role: of_passes(depths[role], count) for role, count in passes.items() if count})
+    return Work(found | {role: of_passes(depths[role], each) for role, each in passes.items() if each.any()})
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
