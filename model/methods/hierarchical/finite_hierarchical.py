@@ -113,7 +113,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
 
 
 def _costs_last(price: PassPrices) -> PassPrices:
-    """The same with the axis of costs, if there is one, behind all others."""
+    """The same with the axis of costs, if there is one, as the last."""
     return PassPrices(*(np.moveaxis(each, 0, -1) for each in price)) if price.link.ndim else price
 
 
