@@ -147,10 +147,11 @@ def one_table(parameters: Parameters, tokens: int, rates: np.ndarray, cost: Step
         return passes
 
     def drafting(passes: list[tuple[float, float, float, float]]) -> np.ndarray:
-        """Unit-time and operations of passes in the fifth column on, as one row of the result without times."""
+        """Operations and numbers of passes, as a row of the result without times."""
         count, read = len(passes), sum(each[1] for each in passes)
         row = np.zeros(14)
-        row[3], row[10:] = read * ratio if read else 0.0, (count, read, sum(each[2] for each in passes), sum(each[3] for each in passes))
+        row[3] = read * ratio if read else 0.0
+        row[10:] = count, read, sum(each[2] for each in passes), sum(each[3] for each in passes)
         return row
 
     @functools.cache
@@ -205,8 +206,9 @@ def one_point(parameters: Parameters, tokens: int, law: PositionRanks, cost: Ste
 
 
 def assert_predicted(found: prediction.Prediction, index: int, want: np.ndarray) -> None:
-    values = [found.latency, found.busy, found.operations, found.rounds, found.drafted]
-    assert [float(each[index]) for each in values if each is not None] == pytest.approx(want[[0, 2, 3, 4, 5]], rel=1e-11, nan_ok=True)
+    means = [found.latency, found.busy, found.operations, found.rounds, found.drafted]
+    values = [float(each[index]) for each in means if each is not None]
+    assert values == pytest.approx(want[[0, 2, 3, 4, 5]], rel=1e-11, nan_ok=True)
     assert float(found.latency_variance[index]) == pytest.approx(want[1] - want[0] ** 2, abs=1e-12 * want[0] ** 2)
 
 
@@ -228,7 +230,7 @@ MANY_LAWS: list[PositionRanks] = [
 
 
 def several_costs(kind: str) -> Sequence[StepCosts]:
-    numbers = [(0.1, 0.0, 1.0, 3), (0.4, 0.25, 0.5, 0), (2.0, 1.0, 1.0, 40), (0.03, 5.0, 0.25, 3)]
+    numbers = [(0.1, 0.0, 1.0, 3), (0.4, 0.25, 0.5, 0), (2.0, 1.0, 1.0, 900), (0.03, 5.0, 0.25, 3)]
     if kind == "layer-times":
         curve = ((1, 1.0), (3, 1.2), (40, 4.0))
         return [UnitCost(LAYERS, cost_ratio=draft, link=link, draft_devices=devices, verify_cost=curve, operations_ratio=draft / 2)
@@ -246,7 +248,7 @@ def several_costs(kind: str) -> Sequence[StepCosts]:
 
 PARAMETERS = st.builds(
     lambda shape, backup, budget: Parameters(LAYERS, *shape, backup, context_budget=budget, draft_layers=2),
-    SHAPES, st.sampled_from(BACKUPS), BUDGETS,
+    SHAPES, st.sampled_from(BACKUPS), st.sampled_from([None, 1, 2, 5, 30]),
 )  # fmt: skip
 
 
@@ -314,6 +316,35 @@ def test_rounds_at_costs_together_are_those_at_each(kind: str, parameters: Param
         for name in ("missed_time", "missed_busy", "missed_operations"):
             np.testing.assert_allclose(getattr(together, name)[number], getattr(alone, name), rtol=1e-12, atol=1e-12, err_msg=name)
         assert (together.backup_drafts, together.drafted.tolist()) == (alone.backup_drafts, alone.drafted.tolist())
+
+
+def test_the_budget_decides_which_passes_begin() -> None:
+    """After a long prompt the draft model's passes are short with a budget, so that more begin before the sequence ends."""
+    law, costs, begun = MANY_LAWS[0], [growing(LAYERS, draft=1.5, prompt=prompt) for prompt in (900, 700)], []
+    for budget in (1, None):
+        parameters = Parameters(LAYERS, 3, 2, draft_layers=2, context_budget=budget)
+        found = theory.timed_work_of_costs(parameters, LONGEST, [law], many_costs.joined(costs))
+        for number, cost in enumerate(costs):
+            assert_worked(found.at((number, 0)).by_model, parameters, one_point(parameters, LONGEST, law, cost))
+        begun.append(found.by_model["draft"].passes)
+    assert (begun[0] > begun[1]).all()
+
+
+def test_nothing_is_missed_where_nothing_is_left_to_draft() -> None:
+    """The ends of a round have the probabilities of its outcomes; the next to last position and the last one are never missed."""
+    parameters, rates = Parameters(LAYERS, 2, (1, 2, 1)), [np.array([[0.5, 0.25, 0.1]] * 6), np.array([[0.7, 0.1, 0.0]] * 6)]
+    drafted = np.array([2, 2, 2, 2, 1, 0])
+    ends = finite_ssd.round_ends(parameters, rates, drafted)
+    assert ends.shape == (6, 3, 2, 2)
+    for start, accepted in np.ndindex(6, 3):
+        for law, (first, second, third) in enumerate(table[0] for table in rates):
+            whole = accepted == drafted[start]
+            reached = first**accepted if accepted <= drafted[start] else 0.0
+            hit = first if whole else second + third * (accepted == 1)
+            if start + accepted >= 4:
+                hit = 1.0 if whole else 1 - first
+            want = reached * hit, reached * ((1.0 if whole else 1 - first) - hit)
+            assert ends[start, accepted, :, law].tolist() == pytest.approx(want, abs=1e-15)
 
 
 @pytest.mark.parametrize("backup", BACKUPS)
