@@ -262,6 +262,11 @@ ON_HARDWARE: dict[str, dict[str, Any]] = {
     "dsi": {
         "method": [{"name": "dsi", "layers": 32, "lookahead": 2, "verifiers": 2}], "outcomes": ACCEPTANCE, "cost": DRAFTED_ON_H100,
     },
+    "ssd": {
+        "method": [{"name": "ssd", "layers": 32, "draft_length": 3, "fan_out": 2}],
+        "outcomes": {"kind": "ranks", "rank_rates": [0.6, 0.2, 0.1]}, "cost": DRAFTED_ON_H100 | {"link_s": 0.001},
+        "sweep": {"method.backup": ["draft", "none"]},
+    },
     "autoregressive over a roofline": {
         "method": [{"name": "autoregressive", "layers": 40}],
         "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-13b"},
@@ -566,7 +571,7 @@ def test_axes_on_hardware_as_arrays(name: str, swept: str, monkeypatch: pytest.M
     assert_same(together, alone)
 
 
-@pytest.mark.parametrize("name", ["pearl", "pearl whose drafts are stopped", "amusd", "dsi"])
+@pytest.mark.parametrize("name", ["pearl", "pearl whose drafts are stopped", "amusd", "dsi", "ssd"])
 def test_work_that_depends_on_times_is_that_of_each_point(name: str) -> None:
     """Slower drafts begin fewer passes until a rejection stops them."""
     tables = {"scenario": {"name": "x", "tokens": 20, "views": ["formula"]}, **ON_HARDWARE[name]}

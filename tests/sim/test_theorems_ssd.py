@@ -121,17 +121,17 @@ def completes_at_the_end(found: Any) -> Any:
     return np.stack([found.busy[0], found.busy[0]])
 
 
-def rejected_token_counts(right: Any, parameters: Any, rates: Any, start: int, drafted: int) -> Any:
+def rejected_token_counts(right: Any, parameters: Any, rates: Any, drafted: Any) -> Any:
     """Count ranks from 1 after a rejection too."""
-    found = right(parameters, rates, start, drafted)
-    hit, missed = found.hit.copy(), found.missed.copy()
-    for accepted in range(drafted):
-        if start + accepted < len(rates) - 2:
-            end = hit[accepted] + missed[accepted]
-            reach = np.prod(rates[start : start + accepted, 0])
-            hit[accepted] = reach * rates[start + accepted, 1 : parameters.fan_outs[accepted]].sum()
-            missed[accepted] = end - hit[accepted]
-    return found._replace(hit=hit, missed=missed)
+    found = right(parameters, rates, drafted).copy()
+    for start, longest in enumerate(drafted.tolist()):
+        for accepted in range(longest):
+            if start + accepted < len(drafted) - 2:
+                end = found[start, accepted].sum(axis=0)
+                reach = np.array([np.prod(table[start : start + accepted, 0]) for table in rates])
+                hit = reach * [table[start + accepted, 1 : parameters.fan_outs[accepted]].sum() for table in rates]
+                found[start, accepted] = hit, end - hit
+    return found
 
 
 def on_the_target_s_unit(patch: pytest.MonkeyPatch) -> None:

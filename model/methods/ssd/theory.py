@@ -21,17 +21,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs import many_costs
 from model.costs.steady_prices import SteadyPrices
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.concurrent.concurrent_work import expected_work
-from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
+from model.methods.prediction import (
+    DecodingPoints,
+    MethodChoice,
+    Prediction,
+    PredictionPoints,
+    distinct_pairs,
+    predict_by_decoding,
+)
 from model.methods.rounds.round_moments import Moments
 from model.methods.speculative.theory import sum_of_powers
 from model.methods.ssd.algorithm import DRAFT, Parameters
 from model.methods.ssd.fan_out import hit_probability
-from model.methods.ssd.finite_ssd import expected_passes, moments, rank_tables, round_tables
+from model.methods.ssd.finite_ssd import expected_passes, moments_of_pairs, rank_tables, round_tables
 from model.outcomes.position_ranks import PositionRankRates
 
 Floats = NDArray[np.float64]
@@ -59,21 +67,22 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
-    """`predict` at many points."""
-    chosen, laws, index = points.pairs()
-    found = []
-    for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):
-        parameters, tokens, cost = points.choices[choice]
-        found.append(moments(parameters, tokens, points.laws[law], cost))
-    each = Moments(*(np.array(column)[index] for column in zip(*found, strict=True)))
+    """`predict` at many points; rounds are tabulated together for all costs."""
+    return predict_by_decoding(_predict_together, points, lambda parameters: _CELLS_OF_A_START)
 
-    def ratio(choice: MethodChoice[Parameters]) -> float:
-        return 1.0 if choice.tokens == 1 else np.nan
 
-    units = points.of_choices(lambda choice: choice.parameters.units)
-    plain = points.of_choices(lambda choice: choice.parameters.plain_time(choice.tokens, choice.cost))
-    times = each.time, each.variance, each.busy, points.of_choices(ratio), units, plain
-    return Prediction(*times, each.rounds, each.drafted, each.operations)
+_CELLS_OF_A_START = 24
+"""Numbers by position of one cost: four tables by the end and the state of the round, three of misses, and times of passes."""
+
+
+def _predict_together(points: DecodingPoints[Parameters]) -> Prediction:
+    """Prediction at points of one number of tokens."""
+    parameters, tokens = points.parameters, points.tokens
+    law, price, pair = distinct_pairs(points.law, points.price)
+    moments = Moments(*(each[pair] for each in moments_of_pairs(parameters, tokens, points.cost, points.laws, law, price)))
+    ratio, units = np.full(points.law.size, 1.0 if tokens == 1 else np.nan), np.full(points.law.size, float(parameters.units))
+    times = moments.time, moments.variance, moments.busy, ratio, units, points.plain_times()
+    return Prediction(*times, moments.rounds, moments.drafted, moments.operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
@@ -101,6 +110,11 @@ def timed_work(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: S
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3), round(found["draft"].heads, 3)
     (59.96, 370.343, 5037.182)
     """
+    return timed_work_of_costs(parameters, tokens, laws, many_costs.joined([cost])).at(0)
+
+
+def timed_work_of_costs(parameters: Parameters, tokens: int, laws: Sequence[Any], cost: StepCosts) -> Work:
+    """`timed_work` at several joined costs, shape (costs, laws)."""
     tables, passes_of = [rank_tables(law, tokens) for law in laws], partial(expected_passes, parameters, tokens, cost)
     return expected_work(parameters.layers, parameters.draft_layers, tables, passes_of)
 
