@@ -22,12 +22,12 @@ from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
-from model.methods.rounds import starts_by_round
+from model.methods.rounds import rounds_of_batches, rounds_of_lengths, starts_by_round
 from model.methods.rounds.prices_of_rounds import round_prices
 from model.methods.rounds.round_laws import Rounds
 from model.methods.rounds.round_moments import moments
 from model.methods.rounds.round_starts import survival_of
-from model.methods.speculative import algorithm, paths, rounds_of_batches, rounds_of_lengths, static_batches
+from model.methods.speculative import algorithm, paths, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.batch_break_even import batched_speedup
 from model.methods.speculative.theory import operations, predict

@@ -10,10 +10,10 @@ import pytest
 
 from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import BatchWorld, DraftOutcomes, World
-from model.methods.rounds import round_laws, round_moments
+from model.methods.rounds import round_laws, round_moments, rounds_of_batches
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import dependent_acceptance as laws
-from model.methods.speculative import drafter_prices, rounds_of_batches, static_batches
+from model.methods.speculative import drafter_prices, static_batches
 from model.methods.speculative import paths as sampler
 from model.methods.speculative import theory as formulas
 from model.outcomes import outcome_laws
