@@ -328,9 +328,10 @@ class Forward(NamedTuple):
     def below(
         self, depth: int, tokens: tuple[int, ...], before: Any, parents: Sequence[int], tree: tuple[int, ...]
     ) -> Forward:
-        """Pass over `tokens`, all of them `depth` positions after the one that follows this pass: nodes of a draft that it begins.
+        """Return the pass over the drafted `tokens` at one depth of a tree whose draft begins with this pass.
 
-        If this pass reads `Features`, so does that one: the states of its `parents` in the pass `before`.
+        At depth 0 they are at the position after this pass, and at each further depth one position later. If this pass reads
+        `Features`, the returned one reads the states of the `parents` of its tokens in the pass `before`.
 
         >>> Forward("draft", (7, 8), 5, LayerSpan(0, 1), heads=1).below(1, (9, 6), None, (0, 0), (-1, -1)).positions
         [8, 8]

@@ -110,9 +110,10 @@ class BatchFamily:
         self._prices: dict[tuple[Hashable, bytes], CellPrices] = {}
 
     def prices_of_each(self, parameters: Parameters, lengths: bool) -> int:
-        """Prices of a cost at a position, of points of several `lengths` or of one.
+        """Prices of a cost at a position, which limit how many costs are predicted together.
 
-        Costs of batches of several sizes come in the same blocks, which are those of `families` if all have one length.
+        The same for all sizes, so that their costs come in the same blocks. With one number of tokens these are the blocks of
+        `families`, which are not split further; `lengths` is True for several numbers of tokens.
         """
         if not self._sizes:
             return 3 * (parameters.concurrent_sequences + 1)
