@@ -362,7 +362,7 @@ _CELLS = 200_000
 def predict_by_decoding(
     predict: Callable[[DecodingPoints[Any]], Prediction], points: PredictionPoints[Any], prices: Callable[[Any], int],
     *, together: Literal["never", "uniform", "always"] = "never", last: Callable[[Any], int] = lambda parameters: 0,
-    by_position: Callable[[Any, bool], int] | None = None,
+    by_position: Callable[[Any, bool], int] | None = None, means_apart: bool = False,
 ) -> Prediction:  # fmt: skip
     """Predict with a function of all points that share parameters and tokens; costs are joined, in blocks of limited size.
 
@@ -370,17 +370,19 @@ def predict_by_decoding(
     the function takes points of several lengths (`DecodingPoints.lengths`): where times do not depend on the position (`uniform`),
     or also where they do; then at the `last` positions of each length there are prices for this length only. `by_position` gives
     the prices of a cost at a position of points of several lengths (True) or of one, if it is not `prices`: 1 if only sums over
-    positions are asked of costs, such as `DecodingPoints.time_of`.
+    positions are asked of costs, such as `DecodingPoints.time_of`. With `means_apart` points of one length of which only means are
+    asked, at costs whose times depend on the position, are given apart from others, and need such sums only.
     """
     number: dict[Any, int] = {}
     seen: dict[Any, int] = {}  # by identity, which is faster than by value
-    kinds, costs_of, groups = [], [], points.groups()
+    kinds, costs_of, separable, groups = [], [], [], points.groups()
     for group, begin in zip(groups.groups, groups.starts.tolist(), strict=False):
         one = group.costs.first if isinstance(group.costs, Varied) else group.costs[0]
         of_any = together == "always" or (together == "uniform" and one.uniform)
         apart, which = _lengths_apart(group, together=of_any and group.parameters.predicts_lengths_together)
         several = apart == [0] and not one.uniform and not isinstance(group.tokens, int)
         costs_of.append(begin + (_distinct(group.costs)[1] if several else np.arange(len(group.costs))))
+        separable.append(means_apart and not one.uniform and isinstance(group.tokens, int))
         of_lengths = []
         for tokens in apart:
             key = id(group.parameters), tokens, type(one), one.uniform
@@ -393,6 +395,9 @@ def predict_by_decoding(
     # Choices of one kind follow each other in `by_kind`, those of several lengths by their costs, and so do the points of each
     # choice in `order`.
     kind, cost_of = np.concatenate(kinds), np.concatenate(costs_of)
+    only_means = np.repeat(separable, np.diff(groups.starts))
+    only_means[points.choice if points.means is None else points.choice[~points.means]] = False
+    kind = 2 * kind + only_means
     by_kind = np.lexsort((cost_of, kind))
     rank = np.empty(len(kind), dtype=np.intp)
     rank[by_kind] = np.arange(len(kind))
@@ -401,13 +406,17 @@ def predict_by_decoding(
     chosen, starts = by_kind[used], np.searchsorted(price, np.arange(used.size + 1))
     found = []
     known: dict[Any, Any] = {}
-    for (parameters, _, _, uniform), index in number.items():
-        mine = np.flatnonzero(kind[chosen] == index)
+    for ((parameters, _, _, uniform), index), means_only in itertools.product(number.items(), (False, True)):
+        mine = np.flatnonzero(kind[chosen] == 2 * index + means_only)
         if not mine.size:
             continue
         of_each = np.unique(tokens_of[chosen[mine]])
         block = np.cumsum(np.diff(cost_of[chosen[mine]], prepend=-1) != 0) - 1
-        each = prices(parameters) if uniform or by_position is None else by_position(parameters, of_each.size > 1)
+        each = prices(parameters)
+        if not uniform and by_position is not None:
+            each = by_position(parameters, of_each.size > 1)
+        elif not uniform and means_only:
+            each = 1
         room = _CELLS // each
         if not uniform:
             more = last(parameters) if of_each.size > 1 else 0

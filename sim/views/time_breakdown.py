@@ -67,14 +67,17 @@ def of_target_only(time: Floats) -> TimeBreakdown:
 
 
 def of_passes(time: Floats, passes: Floats, target: Floats) -> TimeBreakdown:
-    """Parts from the whole time, the time of all passes and that of the target's."""
-    return TimeBreakdown(passes - target, target, time - passes)
+    """Parts from the whole time, the time of all passes and that of the target's; an overhead as of `of_runs`."""
+    return TimeBreakdown(passes - target, target, _overhead(time, time - passes))
 
 
 def of_runs(time: Floats, draft: Floats, target: Floats) -> TimeBreakdown:
     """Parts of simulated decodings; what is not a pass is overhead, exactly 0 if only rounding is left."""
-    rest = time - draft - target
-    return TimeBreakdown(draft, target, np.where(np.abs(rest) < _ROUNDING * time, 0.0, rest))
+    return TimeBreakdown(draft, target, _overhead(time, time - draft - target))
+
+
+def _overhead(time: Floats, rest: Floats) -> Floats:
+    return np.where(np.abs(rest) < _ROUNDING * time, 0.0, rest)
 
 
 def sums(parts: TimeBreakdown | None, own: slice) -> dict[str, float]:

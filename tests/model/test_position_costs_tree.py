@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.interpret.simulated_answers import Ranked
+from model.methods import prediction
 from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.tree import theory, tree_rounds
 from model.methods.tree.algorithm import Parameters, decode
@@ -82,6 +84,32 @@ def test_all_views_agree_at_position_dependent_costs(choice: Parameters, cost: P
     np.testing.assert_allclose(found.latency, mean, rtol=1e-12)
     np.testing.assert_allclose(found.busy, chance @ busy, rtol=1e-12)
     np.testing.assert_allclose(found.latency_variance, chance @ time**2 - mean**2, rtol=1e-9, atol=1e-12 * mean**2)
+
+
+@given(st.lists(costs(), min_size=1, max_size=3), choices, st.integers(1, 9), st.lists(st.integers(0, 2), max_size=2), st.data())
+@settings(max_examples=examples(200), deadline=None)
+def test_means_alone_are_those_of_the_moments(
+    priced: list[PassSeconds], choice: Parameters, tokens: int, whole: list[int], data: st.DataObject
+) -> None:
+    """All but the variance, also where it is asked at some points or costs only, and with few costs at a time."""
+    laws, two = [RankRates([RATES])], (RATES, ((0.9, 0.05), (0.2, 0.2)))
+    if choice.shape != "eagle-2":
+        laws = data.draw(st.sampled_from((
+            [*laws, RankRates([two[1]])], [*laws, RankRates(two, [0.3, 0.7])],
+            [RankRates(two, [0.3, 0.7]), RankRates(two, [0.3, 0.7], by_sequence=True)],
+        )))  # fmt: skip
+    size = data.draw(st.sampled_from((1, 20, 200_000)))
+    of, law = (each.ravel() for each in np.meshgrid(np.arange(len(priced)), np.arange(len(laws))))
+    means = ~np.isin(of, whole) | (law == data.draw(st.integers(0, 3)))
+    points = PredictionPoints([MethodChoice(choice, tokens, each) for each in priced], laws, of, law)
+    expected = theory.predict_points(points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prediction, "_CELLS", size)
+        found = theory.predict_points(replace(points, means=means))
+    for name, values in vars(expected).items():
+        asked = ~means if name == "latency_variance" else np.ones_like(means)
+        least = 1e-12 * np.max(expected.latency) ** 2 if name == "latency_variance" else 0.0
+        np.testing.assert_allclose(np.asarray(getattr(found, name))[asked], values[asked], rtol=1e-12, atol=least, err_msg=name)
 
 
 def test_draft_reads_leaves_only_where_they_were_accepted() -> None:

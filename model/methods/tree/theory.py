@@ -30,7 +30,7 @@ from model.interpret.account import Account, Totals, Work
 from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.prediction import DecodingPoints, MethodChoice, Prediction, PredictionPoints, predict_by_decoding
 from model.methods.rounds.round_moments import Moments, prediction_of, units_alike
-from model.methods.tree import tree_lengths, tree_rounds
+from model.methods.tree import tree_lengths, tree_means, tree_rounds
 from model.methods.tree.algorithm import Parameters
 from model.methods.tree.draft_trees import DraftTree, OptimalTrees
 from model.methods.tree.tree_lengths import TreeDecodings
@@ -63,7 +63,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: RankLaw, cost: StepC
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; those of one tree and number of tokens are computed together for all laws and costs."""
-    return predict_by_decoding(_predict_decodings, points, _prices_of_each, together="always")
+    return predict_by_decoding(_predict_decodings, points, _prices_of_each, together="always", means_apart=True)
 
 
 def _prices_of_each(parameters: Parameters) -> int:
@@ -80,6 +80,8 @@ def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
         apart = (points.lengths <= parameters.levels) | ~independent[points.law]
         if apart.any():
             return points.one_length_each(_predict_decodings, apart)
+    elif _means_are_enough(points) and independent.all():
+        return prediction_of(points, *tree_means.moments(points))
     price = tree_rounds.prices(parameters, points.cost, tokens)
     by_length = points.lengths is not None and not (points.cost.uniform and tree_rounds.by_levels_only(price))
     classes = np.array([law.classes if known else -1 for law, known in zip(points.laws, independent, strict=True)])[points.law]
@@ -95,6 +97,13 @@ def _predict_decodings(points: DecodingPoints[Parameters]) -> Prediction:
         pairs = part.laws, price, part.law, part.price, part.lengths, part.means
         found[:, own] = tree_rounds.moments_of_pairs(parameters, tokens, *pairs)
     return prediction_of(points, Moments(*found), units_alike(price))
+
+
+def _means_are_enough(points: DecodingPoints[Parameters]) -> bool:
+    """True if only means are asked, of times that depend on the position, under laws with as many classes each."""
+    if points.means is None or not points.means.all() or points.cost.uniform:
+        return False
+    return len({law.classes if isinstance(law, RankRates) else 0 for law in points.laws}) == 1
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:

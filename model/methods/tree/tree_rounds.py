@@ -10,6 +10,7 @@ with a draft that reads the target's states, one more for each accepted token.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -148,40 +149,31 @@ class RoundTimes:
         array if `alike`. The draft's passes after the first are over the same numbers of tokens as those of rounds that
         draft further, so that each pass is priced once for all of them.
         """
-        parameters, cost, several = self.parameters, self.cost, self.parameters.several_hypotheses
         verify, stretches = np.empty(time.shape[1:]), _stretches(levels)
         for count, here in stretches:
-            size = passes_of(parameters, count).drafted + 1
-            shape = PassShape(LayerSpan(0, parameters.layers), width=size, heads=size, tree=several)
-            verify[..., here] = cost.times(shape, at[here])
+            verify[..., here] = self.cost.times(self.verification(count), at[here])
         drafting = int(np.count_nonzero(levels))
         time[..., drafting:] = busy[..., drafting:] = verify[..., drafting:]
         if not drafting:
             return
-        cost.require("draft")
+        self.cost.require("draft")
         time, busy, verify, at = time[..., :drafting], busy[..., :drafting], verify[..., :drafting], at[:drafting]
-        parallel = parameters.drafts_in_one_pass
-        first = [(here, count) for count, here in stretches if count] if parallel else [(slice(0, drafting), 1)]
-
-        def draft(width: int, at: Integers, heads: int, tree: bool) -> Floats:
-            return cost.times(PassShape(ALL_LAYERS, "draft", width, heads=heads, tree=tree), at)
+        first = [each for each in stretches if each[0]] if self.parameters.drafts_in_one_pass else [(1, slice(0, drafting))]
 
         def first_pass(more: int, begin: int) -> Floats:
             """Time of the first pass, which reads this number of tokens more, of all but the first rounds."""
-            tree = several and not parallel
             if len(first) == 1:
-                heads = first[0][1]
-                return draft(heads + more, at[begin:] - more, heads, tree)
+                return self.cost.times(self.first_pass(first[0][0], more), at[begin:] - more)
             found = np.empty(verify[..., begin:].shape)
-            for here, heads in first:
+            for count, here in first:
                 own = slice(max(here.start, begin), max(here.stop, begin))
-                found[..., own.start - begin : own.stop - begin] = draft(heads + more, at[own] - more, heads, tree)
+                found[..., own.start - begin : own.stop - begin] = self.cost.times(self.first_pass(count, more), at[own] - more)
             return found
 
         time[0] = alone = first_pass(0, 0)
-        for level, width in enumerate(passes_of(parameters, int(levels[0])).widths, 1):
+        for level, width in enumerate(passes_of(self.parameters, int(levels[0])).widths, 1):
             deeper = int(np.count_nonzero(levels > level))
-            time[0, ..., :deeper] += draft(width, at[:deeper] + level, width, several)
+            time[0, ..., :deeper] += self.cost.times(self.further_pass(width), at[:deeper] + level)
         for more in range(1, len(time)):
             begin = int(np.searchsorted(at, more))  # the round before began at position 0 or later
             time[more] = time[0]
@@ -189,6 +181,21 @@ class RoundTimes:
         if not self.alike:
             np.add(time * self.share[..., None], verify, out=busy)
         time += verify + self.link
+
+    def verification(self, levels: int) -> PassShape:
+        """Pass of the target over all nodes of a round and the text's last token."""
+        size = passes_of(self.parameters, levels).drafted + 1
+        return PassShape(LayerSpan(0, self.parameters.layers), width=size, heads=size, tree=self.parameters.several_hypotheses)
+
+    def first_pass(self, levels: int, more: int) -> PassShape:
+        """The draft's first pass of a round, which reads this number of tokens before the text's last one."""
+        one_pass = self.parameters.drafts_in_one_pass
+        heads, tree = levels if one_pass else 1, self.parameters.several_hypotheses and not one_pass
+        return PassShape(ALL_LAYERS, "draft", heads + more, heads=heads, tree=tree)
+
+    def further_pass(self, width: int) -> PassShape:
+        """A later pass of the draft over this number of nodes."""
+        return PassShape(ALL_LAYERS, "draft", width, heads=width, tree=self.parameters.several_hypotheses)
 
 
 def _stretches(levels: Integers) -> list[tuple[int, slice]]:
@@ -565,21 +572,33 @@ def _squares_of_pairs(
 def _squares_of_law(
     ends: Sequence[tuple[RoundEnds, Integers]], mass: Floats, times: Floats, law: NDArray[np.intp], price: NDArray[np.intp]
 ) -> Floats:
-    """`_squares` of one law: rounds that end alike are taken together, from many positions."""
-    time = times[..., price]
-    more, most = mass[..., law] * time, max(int(each.accepted[-1]) for each, _ in ends)
-    until = np.zeros((len(ends) + 1 + most, *time.shape[1:]))
+    """`_squares` of one law: rounds that end alike are taken together, from many positions.
+
+    The time until a position is multiplied by that of the round there where it is known, and only kept from one stretch of
+    positions to the next.
+    """
+    time, starts = np.ascontiguousarray(times[..., price]), mass[..., law[0]]
+    found = np.einsum("tu,tup,tup->p", starts, time, time)
+    passed = np.einsum("tu,tup->tp", starts, time)  # what the rounds before add, with the time of the round
+    until: dict[int, Floats] = defaultdict(lambda: np.zeros(time.shape[1:]))  # times the probability of a start
     for own, each, unread in _alike(ends):
-        if own.stop == own.start + 1:
-            spent = (until[own.start] + more[own.start]).sum(axis=0)
-            until[own.stop + each.accepted, unread] += each.chance[:, law[:1]] * spent
-            continue
-        chance = np.zeros(most + 1)
-        np.add.at(chance, each.accepted, each.chance[:, law[0]])
-        spent = round_counts.followed(until[own].sum(axis=1) + more[own].sum(axis=1), chance)
-        for accepted, left, likely in zip(each.accepted.tolist(), unread.tolist(), each.chance[:, law[0]].tolist(), strict=True):
-            until[own.start + 1 + accepted : own.stop + 1 + accepted, left] += likely * spent
-    return np.asarray(np.einsum("tup,tup->p", time, 2 * until[: len(ends)] + more))
+        for start in [at for at in until if at < own.stop]:
+            before = until.pop(start)
+            found += 2 * (time[start] * before).sum(axis=0)
+            passed[start] += before.sum(axis=0)
+        chances = each.chance[:, law[0]]
+        spent = passed[own]
+        if len(spent) > 1:
+            chance = np.zeros(int(each.accepted[-1]) + 1)
+            np.add.at(chance, each.accepted, chances)
+            spent = round_counts.followed(spent, chance)
+        for accepted, left, likely in zip(each.accepted.tolist(), unread.tolist(), chances.tolist(), strict=True):
+            begin, inside = own.start + 1 + accepted, max(len(spent) - 1 - accepted, 0)
+            if inside:
+                found += 2 * likely * np.einsum("tp,tp->p", time[begin : begin + inside, left], spent[:inside])
+            for start in range(begin + inside, min(begin + len(spent), len(ends))):
+                until[start][left] += likely * spent[start - begin]
+    return np.asarray(found)
 
 
 def by_levels_only(prices_of_costs: TreePrices) -> bool:
