@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -246,12 +247,42 @@ def chances_of(laws: Sequence[Lookups], before: int) -> Floats:
     >>> chances_of(Lookups.each(np.array([0.5, 1.0]), np.array([0.5, 0.0]), 1), 1).tolist()
     [[[0.25, 0.25, 0.5]], [[0.0, 1.0, 0.0]]]
     """
-    first = laws[0]
-    if isinstance(first, _LookupsOfTable):
-        rows = [law.row for law in laws if isinstance(law, _LookupsOfTable) and law.table is first.table]
-        if len(rows) == len(laws):
-            return np.asarray(first.table.cells.chance[rows, :before])
-    return np.array([law.cells.chance[:before] for law in laws])
+    table = _table_of(laws)
+    if table is None:
+        return np.array([law.cells.chance[:before] for law in laws])
+    return np.asarray(table.cells.chance[list(map(_ROW, laws)), :before])
+
+
+def same_outcomes(laws: Sequence[LookupLaw]) -> list[NDArray[np.intp]]:
+    """Indices of the laws of one lookup after another, those with the same outcomes together.
+
+    >>> laws = [*Lookups.each(np.array([0.5, 1.0]), np.array([0.5, 0.0]), 1), Lookups.of_rates(0.2, 0.3, 2)]
+    >>> [each.tolist() for each in same_outcomes(laws)], [each.tolist() for each in same_outcomes(laws[:2])]
+    ([[0, 1], [2]], [[0, 1]])
+    """
+    if _table_of(laws) is not None:
+        return [np.arange(len(laws))]
+    groups: dict[tuple[bytes, bytes], list[int]] = {}
+    for number, law in enumerate(laws):
+        if isinstance(law, Lookups):
+            groups.setdefault(law.outcomes, []).append(number)
+    return [np.array(each) for each in groups.values()]
+
+
+def all_alike(laws: Sequence[Lookups]) -> bool:
+    """True if the lookups of no law depend on the round before."""
+    return _table_of(laws) is not None or all(law.alike for law in laws)
+
+
+def _table_of(laws: Sequence[LookupLaw]) -> _LookupTable | None:
+    """Table that all laws are of; None if there is none."""
+    if set(map(type, laws)) != {_LookupsOfTable}:
+        return None
+    tables = set(map(_TABLE, laws))
+    return tables.pop() if len(tables) == 1 else None
+
+
+_ROW, _TABLE = attrgetter("row"), attrgetter("table")
 
 
 class ReplayedLookups(LookupLaw):

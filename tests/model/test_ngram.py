@@ -319,6 +319,25 @@ def test_lookups_of_many_rates_are_those_of_each(rates: list[tuple[float, float]
             np.testing.assert_array_equal(ours, theirs)
 
 
+ONE_TABLE = Lookups.each(np.array([0.5, 0.2, 0.9, 0.0]), np.array([0.25, 0.9, 0.1, 0.5]), 3)
+OTHER_TABLE = Lookups.each(np.array([0.7, 0.4]), np.array([0.6, 0.3]), 3)
+
+
+@pytest.mark.parametrize("laws", [
+    ONE_TABLE, ONE_TABLE[::-1], ONE_TABLE[1:3], [*ONE_TABLE[:2], *OTHER_TABLE], [*ONE_TABLE, Lookups.of_rates(0.5, 0.25, 3)],
+    [*OTHER_TABLE, Lookups.of_rates([0.1, 0.9], 0.25, 3)], [*ONE_TABLE[2:], *Lookups.each(np.array([0.3]), np.array([0.8]), 2)],
+])  # fmt: skip
+def test_laws_of_many_rates_are_predicted_as_each(laws: list[Lookups]) -> None:
+    """Of one table, in part and in another order, of two, and with laws that are of none."""
+    choice, law = MethodChoice(Parameters(32, 3), 17, UnitCost(32, verify_cost=((1, 1.0), (4, 2.0)))), np.arange(len(laws))
+    found = theory.predict_points(PredictionPoints([choice], laws, np.zeros_like(law), law))
+    for at, each in enumerate(laws):
+        one = Lookups(each.chances, each.drafted, each.survival)
+        alone = vars(theory.predict(choice.parameters, choice.tokens, one, choice.cost))
+        for name, values in vars(found).items():
+            assert float(values[at]) == pytest.approx(float(alone[name]), rel=1e-12, abs=1e-12), name
+
+
 ALIKE = Lookups.of_rates(0.6, 0.5, 1)
 """A law under which rounds do not depend on the one before."""
 

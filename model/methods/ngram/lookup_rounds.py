@@ -8,7 +8,7 @@ round starts after the accepted tokens and the target's own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,10 @@ from model.methods.prediction import linear, pair_blocks
 from model.methods.rounds.prices_of_rounds import RoundPrices
 from model.methods.rounds.round_moments import Moments, mean_of
 from model.methods.rounds.round_walks import Tally
-from model.outcomes.lookup_laws import Integers, LookupLaw, Lookups, ReplayedLookups, chances_of, outcomes_after
+from model.outcomes.lookup_laws import LookupLaw, Lookups, ReplayedLookups, all_alike, chances_of, outcomes_after, same_outcomes
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 def walk(tokens: int, tiles: Iterator[Integers], prices: RoundPrices, replications: int, *, cut: bool = True) -> Tally:
@@ -111,7 +112,7 @@ class _RoundOutcomes(NamedTuple):
     @staticmethod
     def of(found: Integers, laws: Sequence[Lookups]) -> _RoundOutcomes:
         """Outcomes under laws that differ in probabilities only; `found` are the numbers of tokens that a lookup may find."""
-        alike = all(law.alike for law in laws)
+        alike = all_alike(laws)
         drafted, accepted, _ = laws[0].cells
         longest, before = int(accepted.max()), 1 if alike else 2
         cells = chances_of(laws, before).transpose(1, 2, 0)  # (outcome before, outcomes, laws)
@@ -181,7 +182,9 @@ class _Starts(NamedTuple):
         """Values by outcome before, position and law, weighted by the share of each kind of round; shape (rows, kinds, laws)."""
         row, count = self.rounds.row, len(self.rounds.drafted)
         if not np.array_equal(row, np.arange(count)):  # rounds at several positions are alike
-            values = np.stack([values[:, row == number].sum(axis=1) for number in range(count)], axis=1)
+            first = np.searchsorted(-row, np.arange(0, -count - 1, -1), side="right").tolist()
+            stretches = [slice(first[number + 1], first[number]) for number in range(count)]
+            values = np.stack([values[:, each].sum(axis=1) for each in stretches], axis=1)
         return np.asarray(np.einsum("kbl,brl->rkl", self.outcomes.share, values))
 
     def pairs(self) -> _StartPairs | None:
@@ -390,28 +393,26 @@ def moments_of_pairs(
     found = np.empty((len(Moments._fields), law.size))
     every = np.broadcast_to(np.asarray(tokens if lengths is None else lengths), law.size)
     some = np.broadcast_to(np.asarray(False if means is None else means), law.size)
-    groups: dict[tuple[bytes, bytes], dict[int, Lookups]] = {}
-    for number, each in enumerate(laws):
-        if isinstance(each, Lookups):
-            groups.setdefault(each.outcomes, {})[number] = each
-            continue
-        for index in np.flatnonzero(law == number).tolist():
-            found[:, index] = _of_records(int(every[index]), each, prices.of(int(price[index])), cut=cut)
+    groups = same_outcomes(laws)
+    recorded = np.ones(len(laws), dtype=np.bool_)
+    recorded[np.concatenate([np.zeros(0, dtype=np.intp), *groups])] = False
+    for index in np.flatnonzero(recorded[law]).tolist():
+        found[:, index] = _of_records(int(every[index]), laws[law[index]], prices.of(int(price[index])), cut=cut)
     size = max(_CELLS // tokens, 1)
-    for known in groups.values():
-        numbers = np.array([*known])
+    for numbers in groups:
         for at in range(0, numbers.size if lengths is None else 0, size):
             part = numbers[at : at + size]
             mine = np.flatnonzero((law >= part[0]) & (law <= part[-1]) & np.isin(law, part))
             which = np.searchsorted(part, law[mine])
-            of = [known[number] for number in part.tolist()]
+            of: list[Any] = [laws[number] for number in part.tolist()]
             found[:, mine] = _of_lookups(tokens, of, prices, which, price[mine], some[mine], cut=cut)
         if lengths is None:
             continue
         own = np.flatnonzero(np.isin(law, numbers))
         for block in pair_blocks(law[own], price[own], max(size // prices.operations.shape[-1], 1)):
             part, costs = own[block.points], block.price
-            decodings = LookupDecodings.of(lengths[part], [known[each] for each in block.law.tolist()], block.pair, cut=cut)
+            of = [laws[each] for each in block.law.tolist()]
+            decodings = LookupDecodings.of(lengths[part], of, block.pair, cut=cut)
             time = prices.time[costs, None] if prices.uniform else prices.time[costs, 0, : int(lengths[part].max())]
             found[:, part] = _of_lengths(decodings, time, prices.operations[costs, None], some[part])
     return Moments(*found)
