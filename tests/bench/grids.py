@@ -139,6 +139,13 @@ GRIDS = {
             "outcomes.acceptance_rate": _steps(0.3, 0.95, 80),
         },
     ),
+    "static-sizes-lengths": FormulaGrid(
+        2e3, {"name": "speculative", "layers": 32, "draft_length": 4, "sequences": 8, "batching": "static"}, ACCEPT, H100,
+        {
+            "method.sequences": [2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64],
+            "scenario.tokens": {"from": 32, "to": 320, "count": 10}, "outcomes.acceptance_rate": _steps(0.3, 0.95, 10),
+        },
+    ),
 }  # fmt: skip
 
 

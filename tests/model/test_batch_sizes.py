@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from model.hardware.devices import device
 from model.hardware.roofline import Roofline
 from model.methods.batching import MOST_ALIKE
 from model.methods.prediction import ChoiceGroup, GroupedChoices, MethodChoice, Prediction, PredictionPoints
-from model.methods.rounds import rounds_of_batches
+from model.methods.rounds import rounds_of_batches, rounds_of_lengths
 from model.methods.rounds.round_laws import Rounds
 from model.methods.speculative import batch_sizes
 from model.methods.speculative import theory as speculative
@@ -53,6 +54,33 @@ def test_rounds_of_several_sizes_are_those_of_each(laws: list[Any], draft_length
         alone = rounds_of_batches.by_place(laws, draft_length, (tokens,) * size)
         for one, other in zip(found, alone, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+@given(
+    st.lists(LAWS, min_size=1, max_size=4), st.integers(0, 4), st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True),
+    st.lists(st.integers(1, 40), min_size=1, max_size=5, unique=True), st.integers(1, 3), st.sampled_from([1, 3000, 100_000]),
+)  # fmt: skip
+@settings(max_examples=examples(200, 1000), deadline=None)
+def test_totals_of_prices_are_those_of_the_rounds(
+    laws: list[Any], draft_length: int, sizes: list[int], tokens: list[int], costs: int, near: int
+) -> None:
+    """Every price is another: by position, drafted tokens, sequences left, kind of round and length."""
+    sizes, lengths, rooms = sorted(sizes), np.sort(tokens), draft_length + 1
+    draw = np.random.default_rng(0).random
+    shape = costs, 2, sizes[-1] + 1
+    whole, last = draw((*shape, lengths[-1])), draw((*shape, lengths.size, rooms, rooms))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds_of_lengths, "_NEAR", near)
+        prices = rounds_of_lengths.PricesByLength(whole.copy(), last.copy())
+        found = rounds_of_lengths.totals_of_lengths(laws, draft_length, tuple(sizes), lengths, prices)
+    np.testing.assert_array_equal(prices.last, last)
+    for (place, size), (at, length) in itertools.product(enumerate(sizes), enumerate(lengths.tolist())):
+        counts = rounds_of_batches.by_place(laws, draft_length, (length,) * size).counts
+        position, drafted = rounds_of_batches.cells_of(draft_length, (length,))
+        early = position < length - rooms
+        price = np.where(early, whole[..., position], last[..., at, np.maximum(position - (length - rooms), 0), drafted])
+        expected = np.einsum("lknp,cknp->lc", counts, price[:, :, : size + 1])
+        np.testing.assert_allclose(found[place, :, at], expected, rtol=1e-11, atol=1e-12)
 
 
 def test_of_large_batches_that_end_at_once_all_rounds_are_counted() -> None:
@@ -120,6 +148,82 @@ def test_many_laws_and_placements_of_several_sizes_equal_each_alone(
     together = speculative.predict_points(points)
     for index, one in enumerate(alone):
         assert_alike(together, index, one)
+
+
+@given(st.data(), st.sampled_from([*HELD]), st.sampled_from([8, 1000]))
+@settings(max_examples=examples(20, 200), deadline=None)
+def test_points_of_several_sizes_and_lengths_equal_each_alone(data: st.DataObject, held: str, prices: int) -> None:
+    """Sizes with the same lengths, whose totals are found together, and with others; costs that count devices and links."""
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=3, unique=True))
+    same = data.draw(st.lists(st.integers(1, 14), min_size=2, max_size=4))
+    lengths = dict.fromkeys(sizes, same)
+    if data.draw(st.integers(0, 3)) == 0:
+        lengths = {size: data.draw(st.lists(st.integers(1, 14), min_size=1, max_size=4)) for size in sizes}
+    placement = data.draw(st.sampled_from([{}, {"placement": "separate"}]))
+    first = replace(hardware(), draft_devices=data.draw(st.sampled_from([0.5, 1.0])), link=data.draw(st.sampled_from([0.0, 0.01])))
+    groups = [
+        ChoiceGroup(
+            replace(parameters_of(size, 2, **placement), layers=32), np.array(own),
+            VariedSeconds(first, len(own), {"prompt": np.arange(len(own)) % 2 * 500, "middle": np.array(own) // 2}),
+        )
+        for size, own in lengths.items()
+    ]  # fmt: skip
+    choices, laws = GroupedChoices(groups), data.draw(st.lists(LAWS, min_size=1, max_size=3))
+    choice, law = (each.ravel() for each in np.indices((len(choices), len(laws))))
+    some = (choice + law) % data.draw(st.integers(2, 9)) > 0  # not all sizes under the same laws, nor with the same lengths
+    choice, law = choice[some], law[some]
+    points = PredictionPoints(choices, laws, choice, law)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (HELD[held] | {"_PRICES_OF_A_SIZE": prices}).items():
+            patch.setattr(batch_sizes, name, value)
+        together = speculative.predict_points(points)
+    none = np.zeros(1, dtype=np.intp)
+    for index, (which, of) in enumerate(zip(choice.tolist(), law.tolist(), strict=True)):
+        assert_alike(together, index, speculative.predict_points(PredictionPoints([choices[which]], [laws[of]], none, none)))
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("asked", ["the same", "laws", "lengths", "prompts"])
+def test_totals_are_shared_only_by_what_is_alike(monkeypatch: pytest.MonkeyPatch, held: str, asked: str) -> None:
+    """Sizes that are asked with other laws, lengths or prompts; in blocks of costs, which have other prompts and lengths."""
+    first, lengths, prompts = replace(hardware(), draft_devices=0.5), np.array([9, 8, 12, 9]), np.array([0, 0, 700, 700])
+    groups = []
+    for place, size in enumerate((3, 5, 2)):
+        own = lengths + (place if asked == "lengths" else 0)
+        numbers = {"prompt": prompts + (90 * place if asked == "prompts" else 0), "middle": own // 2}
+        groups.append(ChoiceGroup(replace(parameters_of(size, 2), layers=32), own, VariedSeconds(first, 4, numbers)))
+    laws = [Iid(rate) for rate in (0.2, 0.5, 0.9)]
+    choice, law = (each.ravel() for each in np.indices((12, 3)))
+    some = np.flatnonzero((asked != "laws") | (choice // 4 != law))
+    points = PredictionPoints(GroupedChoices(groups), laws, choice, law).at(some)
+    alone = [speculative.predict_points(points.at(np.array([index]))) for index in range(some.size)]
+    for name, value in (HELD[held] | {"_PRICES_OF_A_SIZE": 1000}).items():
+        monkeypatch.setattr(batch_sizes, name, value)
+    together = speculative.predict_points(points)
+    for index, one in enumerate(alone):
+        assert_alike(together, index, one)
+
+
+def test_sizes_with_other_lengths_are_not_totalled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum for a size that is not asked for would be in vain."""
+    made: list[tuple[int, ...]] = []
+    right, cost = batch_sizes.totals_of_lengths, growing(LAYERS, draft=0.3)
+    monkeypatch.setattr(batch_sizes, "totals_of_lengths", lambda *of: made.append(of[2]) or right(*of))
+
+    def predict(lengths_of: dict[int, list[int]]) -> None:
+        groups = [
+            ChoiceGroup(parameters_of(size, 2), np.array(own), [cost] * len(own)) for size, own in lengths_of.items()
+        ]
+        choice = np.arange(sum(map(len, lengths_of.values())))
+        speculative.predict_points(PredictionPoints(GroupedChoices(groups), [Iid(0.5)], choice, 0 * choice))
+
+    predict({2: [3, 9], 3: [3, 8]})
+    predict({2: [3, 9]})
+    assert made == []
+    predict({2: [3, 9], 3: [9, 3]})
+    assert made == [(2, 3)]
+    predict({2: [*range(1, 18)], 3: [*range(1, 18)]})  # many lengths of few sizes take less apart
+    assert made == [(2, 3)]
 
 
 def test_batches_of_more_sequences_than_powers_allow_are_in_no_family() -> None:

@@ -15,8 +15,10 @@ from figures.of_theory import largest_batch
 from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.hardware.cost_models import memory, pass_time, step_time
 from model.methods import registry
+from model.methods.speculative import static_batches
 from model.methods.speculative import theory as speculative
 from model.methods.speculative.algorithm import Parameters
 from model.outcomes.outcome_laws import Iid
@@ -24,6 +26,7 @@ from sim.commands.sim_app import app
 from sim.runs import trace
 from sim.scenarios.hardware_cost import HardwareCost
 from tests.support.exact import mean, near, recursion
+from tests.support.position_costs import growing
 
 ROOFLINE = {"kind": "roofline", "device": "h100", "shape": "llama-2-7b", "draft_shape": "llama-68m", "prompt": 496}
 CURVE = [[1, 1.0], [2, 1.0], [4, 1.25], [8, 1.5], [32, 4.5]]
@@ -111,6 +114,18 @@ def test_figure_of_largest_batch_is_the_limit_of_long_runs() -> None:
     for batch, ends in zip(batches.tolist(), drawn, strict=True):
         assert near(speedup(DRAFTING | {"sequences": batch}), ends * share, 1e-4)
     assert drawn[0] > drawn[1] > drawn[2]
+
+
+@pytest.mark.parametrize("cost", [UnitCost(40, cost_ratio=0.1), growing(40, draft=0.3)])
+def test_nothing_is_lost_where_no_sequence_waits(cost: StepCosts) -> None:
+    """Exactly, also where sums over rounds are rounded; a loss that is no rounding stays."""
+    static = Parameters(40, 0, sequences=7, batching="static")
+    found = static_batches.expected(static, 23, Iid(0.5), cost)
+    times = found.time * np.array([1, 1 - 1e-14, 1 + 1e-14, 1 + 1e-10])
+    lost = static_batches.straggler_loss(static, cost, found.rounds, times, 23)
+    np.testing.assert_array_equal(lost[:3], 0.0)
+    assert lost[3] == pytest.approx(1e-10, rel=1e-3)
+    assert static_batches.straggler_loss(static, cost, found.rounds, float(times[2]), 23) == 0
 
 
 def test_static_batch_is_slower_by_its_straggler_loss() -> None:

@@ -249,7 +249,7 @@ def by_place_of_sizes(laws: Sequence[RoundsLaw], draft_length: int, sizes: tuple
     for stretch, (room,) in sequences.stretches():
         cells = slice(min(stretch.low, cut), stretch.stop if stretch.stop <= cut else end)
         alone = _up_to_place(stretch, draft_length, tokens, cut, cells, tokens)
-        weights, likely = _weights_of_sizes(room[..., 0], sizes)
+        weights, likely = weights_of_sizes(room[..., 0], sizes)
         numbers = np.flatnonzero(likely.any(axis=1))
         fewest = max(int(numbers[0]), 1)
         power = raised(alone, fewest)
@@ -271,7 +271,7 @@ def by_place_of_sizes(laws: Sequence[RoundsLaw], draft_length: int, sizes: tuple
     ]
 
 
-def _weights_of_sizes(left: Floats, sizes: tuple[int, ...]) -> tuple[Floats, NDArray[np.bool_]]:
+def weights_of_sizes(left: Floats, sizes: tuple[int, ...]) -> tuple[Floats, NDArray[np.bool_]]:
     """Of each number n of sequences left and each size: in how many ways the others have ended, times the probability of each.
 
     `left` is the probability that a sequence has not ended, shape (laws, rounds). Also where that is not 0 within rounding. Arrays

@@ -10,22 +10,22 @@ sequences.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.methods.rounds.rounds_of_batches import all_powers, binomials, raised
-from model.methods.rounds.starts_by_round import NEVER, RoundsLaw, RoundStretch, stretches
+from model.methods.rounds.rounds_of_batches import all_powers, binomials, raised, weights_of_sizes
+from model.methods.rounds.starts_by_round import NEVER, ROUNDS, RoundsLaw, RoundStretch, stretches
 from model.outcomes.outcome_laws import Floats
 
 Lengths = NDArray[np.int64]
 
 _TOGETHER = 2_000_000
 """Numbers in an array of expected rounds: 16 MB."""
-_KEPT = 500_000
+_KEPT = 250_000
 """Largest size of a cached result, in numbers."""
 _NEAR = 100_000
 """Numbers in an array of powers: less than a MB, which a processor keeps near."""
@@ -109,8 +109,55 @@ def _rounds(
     return *(of.by_place(rounds) if placed else (None, of.by_room(rounds))), *of.totals(rounds)
 
 
-_kept = lru_cache(maxsize=8)(_rounds)
+_kept = lru_cache(maxsize=32)(_rounds)
 """The same rounds are priced at several blocks of costs."""
+
+
+class PricesByLength(NamedTuple):
+    """Prices of rounds at a few costs, by the sequences left.
+
+    The axis of size 2 is that of `RoundsByLength`: index 1 is for rounds after one in which any sequence accepted its whole draft.
+
+    Parameters
+    ----------
+    whole
+        Of rounds with whole drafts, by the position of the longest sequence; shape (costs, 2, sequences + 1, positions).
+    last
+        Of rounds at the last draft_length + 1 positions of each length, by the tokens drafted per sequence; shape (costs, 2,
+        sequences + 1, lengths, draft_length + 1, draft_length + 1).
+    """
+
+    whole: Floats
+    last: Floats
+
+
+def totals_of_lengths(
+    laws: Sequence[RoundsLaw], draft_length: int, sizes: tuple[int, ...], lengths: Lengths, prices: PricesByLength
+) -> Floats:
+    """Expected total of the prices of all rounds of batches of each size and length; both rise.
+
+    Shape (sizes, laws, lengths, costs). At most `model.methods.batching.MOST_ALIKE` sequences. Sums over positions are made before
+    those over rounds, which takes less than to find the expected rounds by position, where costs are few.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> ones = PricesByLength(np.ones((1, 2, 3, 3)), np.ones((1, 2, 3, 2, 2, 2)))
+    >>> totals_of_lengths([Iid(0.5)], 1, (1, 2), np.array([2, 3]), ones)[:, 0, :, 0].tolist()  # rounds, as of `RoundsByLength`
+    [[1.5, 2.25], [1.75, 2.4375]]
+    """
+    together, rooms = max(_NEAR // (2 * ROUNDS * min(int(lengths[-1]), ROUNDS * (draft_length + 1))), 1), draft_length + 1
+    # Rounds of both kinds together are counted at the price of the second, those of the first at what theirs is more.
+    whole, last = (np.stack([each[:, 0] - each[:, 1], each[:, 1]], axis=1) for each in prices)
+    # Rounds with exactly some room, at one place, are those with at most so much, up to there, without those before.
+    last[..., :-1] -= last[..., 1:].copy()
+    steps = np.zeros((*last.shape[:4], rooms + 1, rooms))
+    steps[..., 1:, :] = last
+    steps[..., :-1, :] -= last
+    found = []
+    for first in range(0, len(laws), together):
+        some = tuple(laws[first : first + together])
+        of = _Batches(draft_length, sizes[-1], lengths, len(some))
+        found.append(of.totals_of_prices(stretches(some, draft_length, int(lengths[-1]), kinds=2), sizes, whole, steps))
+    return np.concatenate(found, axis=1)
 
 
 class _Batches:
@@ -151,6 +198,46 @@ class _Batches:
         for found in (early, late):
             found[:, :, :, 1] -= found[:, :, :, 0]
         return np.moveaxis(early, 0, 3), np.moveaxis(late, 0, 3)
+
+    def totals_of_prices(
+        self, rounds: Iterable[RoundStretch], sizes: tuple[int, ...], whole: Floats, last: Floats
+    ) -> Floats:  # fmt: skip
+        """`totals_of_lengths`, with prices of rounds up to a place, as `by_place` counts them in place of those at it."""
+        rooms, costs = self._room + 1, len(whole)
+        found = np.zeros((len(sizes), *self._shape, costs))
+        places = self._lengths[:, None] - 1 - rooms + np.arange(rooms + 1)
+        by_number = last.transpose(2, 3, 1, 4, 5, 0).reshape(last.shape[2], self._lengths.size, -1, costs)
+        for stretch in rounds:
+            near, before_end = self._near(stretch)
+            here = np.arange(stretch.low, min(stretch.stop, int(self._lengths[-1])))
+            until = np.ascontiguousarray(stretch.until[..., : here.size].swapaxes(1, 2))  # (laws, rounds, 2, positions)
+            price = whole[..., here]  # (costs, 2, numbers, positions)
+            if before_end.start < before_end.stop:
+                steps = _steps(price)
+                for index, power in enumerate(_powers_of(until, sizes)):
+                    of_size = power.sum(axis=1).reshape(self._laws, -1) @ steps[:, :, sizes[index]].reshape(costs, -1).T
+                    found[index, :, before_end] += of_size[:, None]
+            if near.start == near.stop:
+                continue
+            # (lengths, laws x rounds, places)
+            alone = self._alone(stretch, near, places[near]).transpose(3, 0, 2, 1, 4, 5)
+            alone = alone.reshape(len(alone), self._laws * until.shape[1], -1)
+            left = stretch.at(self._lengths[near] - 1)[:, -1]
+            weights, likely = weights_of_sizes(left.reshape(self._laws, -1), sizes)
+            weights = weights.reshape(*weights.shape[:3], *left.shape[1:])  # (numbers, laws, sizes, rounds, lengths)
+            uncut = here < self._cut[near, None]
+            numbers = np.flatnonzero(likely.any(axis=1))
+            numbers = numbers[numbers > 0].tolist()
+            for number, each, of_alone in zip(numbers, _powers_of(until, numbers), _powers_of(alone, numbers), strict=True):
+                of = np.flatnonzero(likely[number])
+                some = slice(int(of[0]), int(of[-1]) + 1)
+                steps = _steps(price[:, :, number, None] * uncut).transpose(1, 3, 2, 0)  # (2, positions, lengths, costs)
+                total = each.reshape(self._laws * until.shape[1], -1) @ steps.reshape(2 * here.size, -1)
+                total = total.reshape(*left.shape, costs)
+                late = of_alone @ by_number[number, near]  # (lengths, laws x rounds, costs)
+                total += np.moveaxis(late, 0, 1).reshape(total.shape)
+                found[some, :, near] += np.einsum("lnra,lrac->nlac", weights[number, :, some], total)
+        return found
 
     def by_room(self, rounds: Sequence[RoundStretch]) -> Floats:
         """`late` of `RoundsByLength` without positions."""
@@ -219,6 +306,22 @@ def _powers(values: Floats, parts: Sequence[slice]) -> Iterator[Floats]:
                 np.multiply(power, values, out=out)
             power = out
         yield found
+
+
+def _powers_of(values: Floats, exponents: Sequence[int]) -> Iterator[Floats]:
+    """Powers of the values, each of which is changed in place to the next one; exponents rise, from 1 on."""
+    power, before = np.ones_like(values), 0
+    for exponent in exponents:
+        power *= raised(values, exponent - before)
+        before = exponent
+        yield power
+
+
+def _steps(prices: Floats) -> Floats:
+    """What rounds up to a position count for, if prices are of rounds that start there."""
+    found = prices.copy()
+    found[..., :-1] -= prices[..., 1:]
+    return found
 
 
 def _add_starts(found: Floats, until: Floats) -> None:

@@ -6,7 +6,7 @@ binomial, and the powers that give its distribution are those of a batch of any 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from model.methods.batching import MOST_ALIKE
 from model.methods.prediction import ChoiceGroup, PredictionPoints
 from model.methods.rounds.prices_of_rounds import sums_before
 from model.methods.rounds.rounds_of_batches import ExpectedRounds, by_place_of_sizes, cells_of, laws_in_blocks
+from model.methods.rounds.rounds_of_lengths import PricesByLength, totals_of_lengths
 from model.methods.rounds.starts_by_round import RoundsLaw
 from model.methods.speculative.algorithm import Parameters
 
@@ -27,6 +28,8 @@ _TOGETHER = 3_000_000
 """Numbers in an array of rounds of all sizes: 24 MB."""
 _MOST_KEPT = 8_000_000
 """Numbers in the rounds, and in the prices, that are kept: 64 MB."""
+_PRICES_OF_A_SIZE = 8
+"""Prices and lengths for each size up to which all sizes together take less than each alone."""
 _PRICED = 4_000_000
 """Numbers in the prices of costs that are predicted together: those of one block are kept until all sizes have used them."""
 
@@ -102,10 +105,13 @@ class BatchFamily:
     ----------
     sizes
         Numbers of sequences, which rise; none if batches have nothing in common.
+    same_lengths
+        Whether there are batches of each size with each number of tokens.
     """
 
-    def __init__(self, sizes: tuple[int, ...] = ()) -> None:
-        self._sizes, self._kept = sizes, 0
+    def __init__(self, sizes: tuple[int, ...] = (), *, same_lengths: bool = False) -> None:
+        self._sizes, self._kept, self._same_lengths = sizes, 0, same_lengths
+        self._totals: dict[tuple[tuple[RoundsLaw, ...], bytes, Hashable], Floats] = {}
         self._rounds: dict[tuple[tuple[RoundsLaw, ...], int], dict[int, ExpectedRounds]] = {}
         self._prices: dict[tuple[Hashable, bytes], CellPrices] = {}
 
@@ -155,20 +161,41 @@ class BatchFamily:
             yield slice(at, at + len(some)), self._rounds[key][size]
 
 
+    def has_totals(self, lengths: Integers, prices: int) -> bool:
+        """True if `totals` takes less than the rounds of each size apart, with this number of prices of a round."""
+        return self._same_lengths and lengths.size * prices <= _PRICES_OF_A_SIZE * len(self._sizes)
+
+    def totals(
+        self, laws: Sequence[RoundsLaw], draft_length: int, lengths: Integers, sequences: int, cost: StepCosts,
+        prices: Callable[[int], PricesByLength],
+    ) -> Floats:  # fmt: skip
+        """`model.methods.rounds.rounds_of_lengths.totals_of_lengths` of this size; shape (laws, lengths, prices).
+
+        `prices` gives those of rounds in which at most a number of sequences is left, at these costs.
+        """
+        key = tuple(laws), lengths.tobytes(), cost.content()
+        if key not in self._totals:
+            found = totals_of_lengths(laws, draft_length, self._sizes, lengths, prices(self._sizes[-1]))
+            while self._totals and sum(each.size for each in self._totals.values()) + found.size > _MOST_KEPT:
+                del self._totals[next(iter(self._totals))]
+            self._totals[key] = found
+        return np.asarray(self._totals[key][self._sizes.index(sequences)])
+
+
 def families(points: PredictionPoints[Parameters]) -> Iterator[tuple[NDArray[np.intp], BatchFamily]]:
     """Points of static batches by family: their indices, and the family; those that are in none have one without sizes.
 
     A family with many costs comes in blocks of some costs of each of its batches.
     """
-    groups, number, sizes = points.groups(), dict[Parameters | None, int](), list[set[int]]()
+    groups, number, sizes = points.groups(), dict[Parameters | None, int](), list[dict[int, set[int]]]()
     of_group = np.empty(len(groups.groups), dtype=np.intp)
     for index, group in enumerate(groups.groups):
         own, alike = group.parameters, group.parameters.lengths is None and group.parameters.sequences <= MOST_ALIKE
         of_group[index] = number.setdefault(replace(own, sequences=2) if alike else None, len(number))
         if of_group[index] == len(sizes):
-            sizes.append(set())
+            sizes.append({})
         if alike:
-            sizes[of_group[index]].add(own.sequences)
+            sizes[of_group[index]].setdefault(own.sequences, set()).update(np.unique(group.tokens).tolist())
     several = np.array([len(each) > 1 for each in sizes])
     group_of = np.searchsorted(groups.starts, points.choice, side="right") - 1
     family = np.where(several[of_group], of_group, -1)[group_of]
@@ -177,7 +204,8 @@ def families(points: PredictionPoints[Parameters]) -> Iterator[tuple[NDArray[np.
         if each < 0:
             yield mine, BatchFamily()
             continue
-        found = BatchFamily(tuple(sorted(sizes[each])))
+        lengths = [*sizes[each].values()]
+        found = BatchFamily(tuple(sorted(sizes[each])), same_lengths=all(own == lengths[0] for own in lengths))
         costs = _costs_together([groups.groups[index] for index in np.flatnonzero(of_group == each).tolist()], sizes[each])
         block = (points.choice[mine] - groups.starts[group_of[mine]]) // costs
         for part in np.unique(block).tolist():

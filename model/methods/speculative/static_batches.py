@@ -26,7 +26,7 @@ from model.methods.rounds.round_laws import AcceptanceLaw, Rounds
 from model.methods.rounds.round_moments import Moments, moments_of_pairs, prediction_of, units_alike
 from model.methods.rounds.round_walks import Tally
 from model.methods.rounds.rounds_of_batches import cells_of, laws_in_blocks, work_of
-from model.methods.rounds.rounds_of_lengths import RoundsByLength, rounds_of_lengths
+from model.methods.rounds.rounds_of_lengths import PricesByLength, RoundsByLength, rounds_of_lengths
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.batch_sizes import BatchFamily
 from model.methods.speculative.drafter_prices import prices_of
@@ -155,25 +155,44 @@ def _expected_of_lengths(points: DecodingPoints[Parameters], family: BatchFamily
     longest, sequences, uniform = parameters.draft_length, parameters.concurrent_sequences, points.cost.uniform
     cost, separate = parameters.draft_costs(points.cost), parameters.placement == "separate"
     last, places = np.unique(np.maximum(lengths[:, None] - 1 - longest + np.arange(longest + 1), 0), return_inverse=True)
-    if uniform:
-        price = _prices(cost, longest, sequences, separate=separate)
-        times = [_TimesOfRounds(None, each) for each in price[:2]]
-    else:
-        # Whole drafts at all positions, and drafts of any length at the last positions of a length.
-        whole, rooms = np.arange(int(lengths[-1])), np.arange(longest + 1)
-        position, drafts = np.append(whole, np.repeat(last, rooms.size)), np.append(whole * 0 + longest, np.tile(rooms, last.size))
-        price = _prices_of_cells(cost, longest, sequences, np.stack([position, drafts]), family, separate=separate)
+    # Whole drafts at all positions, and drafts of any length at the last positions of a length.
+    whole, rooms = np.arange(int(lengths[-1])), np.arange(longest + 1)
+    position, drafts = np.append(whole, np.repeat(last, rooms.size)), np.append(whole * 0 + longest, np.tile(rooms, last.size))
+    cells = np.stack([position, drafts])
+
+    def priced(count: int) -> tuple[BatchPrices, list[_TimesOfRounds]]:
+        """Prices with at most this number of sequences left, and the times and unit-times of rounds."""
+        if uniform:
+            price = _prices(cost, longest, count, separate=separate)
+            return price, [_TimesOfRounds(None, each) for each in price[:2]]
+        price = _prices_of_cells(cost, longest, count, cells, family, separate=separate)
         parts = (np.split(each, [whole.size], axis=-1) for each in price[:2])
-        times = [_TimesOfRounds(early, late.reshape(*late.shape[:-1], last.size, rooms.size)) for early, late in parts]
+        return price, [_TimesOfRounds(early, late.reshape(*late.shape[:-1], last.size, rooms.size)) for early, late in parts]
+
+    def by_length(count: int) -> PricesByLength:
+        """Times and unit-times as prices of rounds of each length."""
+        price, times = priced(count)
+        each = times[: 1 if price.busy is price.time else 2]
+        of_last = np.concatenate([one.any_length[..., places, :] for one in each])
+        return PricesByLength(np.concatenate([one.whole for one in each if one.whole is not None]), of_last)
+
+    price, times = priced(sequences)
+    same = price.busy is price.time
+    totals = None
+    if not uniform and family.has_totals(lengths, len(price.time) * (1 if same else 2)):
+        totals = family.totals(points.laws, longest, lengths, sequences, cost, by_length)
     found, drafting = np.zeros((len(Moments._fields), points.law.size)), np.zeros(points.law.size)
     left, drafted = np.arange(sequences + 1.0), np.arange(longest + 1.0)
-    for part in rounds_of_lengths(points.laws, longest, sequences, lengths, placed=not uniform):
+    for part in rounds_of_lengths(points.laws, longest, sequences, lengths, placed=not uniform and totals is None):
         index = np.flatnonzero(_inside(points.law, part.laws) & _inside(length, part.lengths))
         law, mine = points.law[index] - part.laws.start, length[index] - part.lengths.start
         decoding, own_price = law * part.sequences.shape[1] + mine, points.price[index]
-        found[0, index] = _time_of(part, times[0], places[part.lengths], decoding, mine, own_price)
-        same = price.busy is price.time
-        found[2, index] = found[0, index] if same else _time_of(part, times[1], places[part.lengths], decoding, mine, own_price)
+        if totals is not None:
+            found[0, index] = totals[points.law[index], length[index], own_price]
+            found[2, index] = found[0, index] if same else totals[points.law[index], length[index], len(price.time) + own_price]
+        else:
+            found[0, index] = _time_of(part, times[0], places[part.lengths], decoding, mine, own_price)
+            found[2, index] = found[0, index] if same else _time_of(part, times[1], places[part.lengths], decoding, mine, own_price)
         by_room = part.by_room.reshape(-1, left.size, drafted.size)
         drafting[index] = np.einsum("dnk,n,k->d", by_room, left, drafted)[decoding]
         found[3, index] = (by_room.sum(axis=2) @ left)[decoding] + drafting[index]
@@ -287,7 +306,7 @@ def straggler_loss(
     numbers of tokens, `price` is the index of each batch's cost where costs depend on the position. The reference
     is continuous batching of the same number of sequences, in which every round costs as much as a full-batch round (mean over
     positions). For equal lengths the speed-up is that of continuous batching times (1 - share). Negative if cutting the last drafts
-    saves more time than waiting costs.
+    saves more time than waiting costs; 0 if only rounding is left.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
@@ -305,7 +324,12 @@ def straggler_loss(
         mean = full[..., 0, :].mean(axis=-1)
     else:
         mean = np.cumsum(full[..., 0, :], axis=-1)[price, tokens - 1] / tokens
-    return 1 - rounds * mean / (count * time)
+    loss = 1 - rounds * mean / (count * time)
+    return np.where(np.abs(loss) < _ROUNDING, 0.0, loss)[()]
+
+
+_ROUNDING = 1e-12
+"""Relative error of sums over rounds [-]."""
 
 
 def _lengths(parameters: Parameters, tokens: int) -> list[int]:
