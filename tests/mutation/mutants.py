@@ -80,6 +80,7 @@ TESTS = {
     "model.methods.early_exit.finite_early_exit": ("sim/test_skipping.py", "model/test_position_costs_early_exit.py"),
     "model.methods.early_exit.algorithm": ("sim/test_skipping.py",),
     "model.methods.batching": ("sim/test_skipping.py",),
+    "model.methods.tree.tree_means": ("model/test_position_costs_tree.py",),
     "model.methods.ngram.theory": ("model/test_ngram.py", "sim/test_theorems_ngram.py"),
     "model.methods.ngram.algorithm": ("sim/test_theorems_ngram.py", "model/test_ngram.py"),
     "model.methods.ngram.lookup_rounds": ("model/test_ngram.py", "sim/test_theorems_ngram.py"),

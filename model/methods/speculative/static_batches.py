@@ -154,33 +154,12 @@ def _expected_of_lengths(points: DecodingPoints[Parameters], family: BatchFamily
     parameters, (lengths, length) = points.parameters, points.of_lengths()
     longest, sequences, uniform = parameters.draft_length, parameters.concurrent_sequences, points.cost.uniform
     cost, separate = parameters.draft_costs(points.cost), parameters.placement == "separate"
-    last, places = np.unique(np.maximum(lengths[:, None] - 1 - longest + np.arange(longest + 1), 0), return_inverse=True)
-    # Whole drafts at all positions, and drafts of any length at the last positions of a length.
-    whole, rooms = np.arange(int(lengths[-1])), np.arange(longest + 1)
-    position, drafts = np.append(whole, np.repeat(last, rooms.size)), np.append(whole * 0 + longest, np.tile(rooms, last.size))
-    cells = np.stack([position, drafts])
-
-    def priced(count: int) -> tuple[BatchPrices, list[_TimesOfRounds]]:
-        """Prices with at most this number of sequences left, and the times and unit-times of rounds."""
-        if uniform:
-            price = _prices(cost, longest, count, separate=separate)
-            return price, [_TimesOfRounds(None, each) for each in price[:2]]
-        price = _prices_of_cells(cost, longest, count, cells, family, separate=separate)
-        parts = (np.split(each, [whole.size], axis=-1) for each in price[:2])
-        return price, [_TimesOfRounds(early, late.reshape(*late.shape[:-1], last.size, rooms.size)) for early, late in parts]
-
-    def by_length(count: int) -> PricesByLength:
-        """Times and unit-times as prices of rounds of each length."""
-        price, times = priced(count)
-        each = times[: 1 if price.busy is price.time else 2]
-        of_last = np.concatenate([one.any_length[..., places, :] for one in each])
-        return PricesByLength(np.concatenate([one.whole for one in each if one.whole is not None]), of_last)
-
-    price, times = priced(sequences)
-    same = price.busy is price.time
-    totals = None
+    of_lengths = _PricesOfLengths(cost, longest, lengths, family, separate=separate)
+    price = of_lengths.up_to(sequences)
+    same, totals = price.busy is price.time, None
     if not uniform and family.has_totals(lengths, len(price.time) * (1 if same else 2)):
-        totals = family.totals(points.laws, longest, lengths, sequences, cost, by_length)
+        totals = family.totals(points.laws, longest, lengths, sequences, cost, of_lengths.by_length)
+    times = of_lengths.times(price)
     found, drafting = np.zeros((len(Moments._fields), points.law.size)), np.zeros(points.law.size)
     left, drafted = np.arange(sequences + 1.0), np.arange(longest + 1.0)
     for part in rounds_of_lengths(points.laws, longest, sequences, lengths, placed=not uniform and totals is None):
@@ -191,8 +170,8 @@ def _expected_of_lengths(points: DecodingPoints[Parameters], family: BatchFamily
             found[0, index] = totals[points.law[index], length[index], own_price]
             found[2, index] = found[0, index] if same else totals[points.law[index], length[index], len(price.time) + own_price]
         else:
-            found[0, index] = _time_of(part, times[0], places[part.lengths], decoding, mine, own_price)
-            found[2, index] = found[0, index] if same else _time_of(part, times[1], places[part.lengths], decoding, mine, own_price)
+            of_each = [_time_of(part, each, of_lengths.places[part.lengths], decoding, mine, own_price) for each in times]
+            found[0, index], found[2, index] = of_each[0], of_each[-1]
         by_room = part.by_room.reshape(-1, left.size, drafted.size)
         drafting[index] = np.einsum("dnk,n,k->d", by_room, left, drafted)[decoding]
         found[3, index] = (by_room.sum(axis=2) @ left)[decoding] + drafting[index]
@@ -221,6 +200,46 @@ class _TimesOfRounds(NamedTuple):
 
     whole: Floats | None
     any_length: Floats
+
+
+class _PricesOfLengths:
+    """Prices of rounds of batches of several numbers of tokens, at several costs.
+
+    Where times depend on the position, they are those of whole drafts at all positions, and of drafts of any length at the last
+    positions of each length.
+    """
+
+    def __init__(
+        self, cost: StepCosts, longest: int, lengths: NDArray[np.int64], family: BatchFamily, *, separate: bool
+    ) -> None:  # fmt: skip
+        self._cost, self._longest, self._family, self._separate = cost, longest, family, separate
+        positions, rooms = np.arange(int(lengths[-1])), np.arange(longest + 1)
+        last, self.places = np.unique(np.maximum(lengths[:, None] - 1 - longest + rooms, 0), return_inverse=True)
+        """Index of each length's last positions among those of all."""
+        self._shape = last.size, rooms.size
+        drafts = np.append(np.full(positions.size, longest), np.tile(rooms, last.size))
+        self._cells = np.stack([np.append(positions, np.repeat(last, rooms.size)), drafts])
+
+    def up_to(self, sequences: int) -> BatchPrices:
+        """Prices with at most this number of sequences left."""
+        if self._cost.uniform:
+            return _prices(self._cost, self._longest, sequences, separate=self._separate)
+        return _prices_of_cells(self._cost, self._longest, sequences, self._cells, self._family, separate=self._separate)
+
+    def times(self, price: BatchPrices) -> list[_TimesOfRounds]:
+        """Times and unit-times, or only one if they are the same."""
+        each = [price.time] if price.busy is price.time else [price.time, price.busy]
+        if self._cost.uniform:
+            return [_TimesOfRounds(None, one) for one in each]
+        whole = self._cells.shape[1] - self._shape[0] * self._shape[1]
+        parts = (np.split(one, [whole], axis=-1) for one in each)
+        return [_TimesOfRounds(early, late.reshape(*late.shape[:-1], *self._shape)) for early, late in parts]
+
+    def by_length(self, sequences: int) -> PricesByLength:
+        """Times, and unit-times after those, with at most this number of sequences left; of costs that depend on the position."""
+        each = self.times(self.up_to(sequences))
+        last = np.concatenate([one.any_length[..., self.places, :] for one in each])
+        return PricesByLength(np.concatenate([one.whole for one in each if one.whole is not None]), last)
 
 
 def _time_of(
