@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.interpret.simulated_answers import Ranked
@@ -110,6 +111,12 @@ def test_means_alone_are_those_of_the_moments(
         asked = ~means if name == "latency_variance" else np.ones_like(means)
         least = 1e-12 * np.max(expected.latency) ** 2 if name == "latency_variance" else 0.0
         np.testing.assert_allclose(np.asarray(getattr(found, name))[asked], values[asked], rtol=1e-12, atol=least, err_msg=name)
+
+
+def test_means_alone_need_the_time_of_the_draft() -> None:
+    one, choice = np.zeros(1, dtype=np.intp), MethodChoice(Parameters(LAYERS, "full", 2, 2), 2, growing(LAYERS))
+    with pytest.raises(ParameterError, match="the draft has none"):
+        theory.predict_points(PredictionPoints([choice], [RankRates([RATES])], one, one, one == 0))
 
 
 def test_draft_reads_leaves_only_where_they_were_accepted() -> None:

@@ -42,7 +42,7 @@ TESTS = {
     "model.methods.rounds.round_starts": ROUNDS,
     "model.methods.rounds.round_moments": ROUNDS,
     "model.methods.rounds.rounds_of_batches": ("model/test_batch_sizes.py", "model/test_rounds.py"),
-    "model.methods.rounds.rounds_of_lengths": ("model/test_lengths_together.py", "model/test_batch_sizes.py"),
+    "model.methods.rounds.rounds_of_lengths": ("model/test_batch_sizes.py", "sim/test_speculative_batch_theory.py"),
     "model.methods.speculative.batch_sizes": ("model/test_batch_sizes.py", "sim/test_speculative_batch_theory.py"),
     "model.methods.speculative.theory": (ARGUMENTS, "model/test_speculative_theory.py", ACCOUNT),
     "model.methods.speculative.dependent_acceptance": (ARGUMENTS, "model/test_speculative_laws.py"),

@@ -46,12 +46,11 @@ def moments(points: DecodingPoints[Parameters]) -> tuple[Moments, NDArray[np.boo
     verify = some.time_of([(rounds.verification(each), starts * (levels == each)[:, None]) for each in counts])
     drafting = number[[each > 0 for each in counts]].sum(axis=0)
     time, busy, alike = verify, verify, np.ones(len(rounds.share), dtype=np.bool_)
-    if drafting.any():
-        rounds.cost.require("draft")
+    if drafting.any():  # under all laws, since the first round does
         draft = some.time_of(list(_draft_passes(rounds, levels, mass).items()))
         time = draft + verify + rounds.link[price, 0] * drafting[law]
         busy, alike = draft * rounds.share[price] + verify, (rounds.share == 1) & (rounds.link[:, 0] == 0)
-    worked = (starts.sum(axis=0) + drafted)[law] + np.where(read[law] > 0, read[law] * points.operations("draft"), 0.0)
+    worked = (starts.sum(axis=0) + drafted)[law] + read[law] * points.operations("draft")
     return Moments(time, np.full(law.size, np.nan), busy, worked, starts.sum(axis=0)[law], drafted[law]), alike
 
 
