@@ -145,9 +145,9 @@ def totals_of_lengths(
     [[1.5, 2.25], [1.75, 2.4375]]
     """
     together, rooms = max(_NEAR // (2 * ROUNDS * min(int(lengths[-1]), ROUNDS * (draft_length + 1))), 1), draft_length + 1
-    # Rounds of both kinds together are counted at the price of the second, those of the first at what theirs is more.
+    # Rounds of the first kind are counted among all rounds, at the price of the second: they add the difference of both prices.
     whole, last = (np.stack([each[:, 0] - each[:, 1], each[:, 1]], axis=1) for each in prices)
-    # Rounds with exactly some room, at one place, are those with at most so much, up to there, without those before.
+    # Rounds with some room at a place are those with at most this room up to there, without those with less or before.
     last[..., :-1] -= last[..., 1:].copy()
     steps = np.zeros((*last.shape[:4], rooms + 1, rooms))
     steps[..., 1:, :] = last
@@ -202,7 +202,7 @@ class _Batches:
     def totals_of_prices(
         self, rounds: Iterable[RoundStretch], sizes: tuple[int, ...], whole: Floats, last: Floats
     ) -> Floats:  # fmt: skip
-        """`totals_of_lengths`, with prices of rounds up to a place, as `by_place` counts them in place of those at it."""
+        """`totals_of_lengths` of some laws; `last` has prices of rounds that start at a place or before it (`_steps`)."""
         rooms, costs = self._room + 1, len(whole)
         found = np.zeros((len(sizes), *self._shape, costs))
         places = self._lengths[:, None] - 1 - rooms + np.arange(rooms + 1)
@@ -318,7 +318,7 @@ def _powers_of(values: Floats, exponents: Sequence[int]) -> Iterator[Floats]:
 
 
 def _steps(prices: Floats) -> Floats:
-    """What rounds up to a position count for, if prices are of rounds that start there."""
+    """Prices of rounds that start at a position or before it, from those of rounds that start at it."""
     found = prices.copy()
     found[..., :-1] -= prices[..., 1:]
     return found
